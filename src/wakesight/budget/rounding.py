@@ -1,0 +1,78 @@
+"""Where fractions become integers, once.
+
+`keep_to_count` turns p into R entries per head; `apportion` shares a total among layers.
+All shares are exact rationals, so a total is met exactly and equal weights give equal counts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from fractions import Fraction
+
+from wakesight.errors import RequestError
+
+
+def keep_to_count(keep: float, n_body: int) -> int:
+    """R = round(p * n_body) entries per KV head, Python's round (half to even).
+
+    Source: GateSight, section on budgets (rounding mode is ours).
+    Raises RequestError for p outside (0, 1] or NaN, and when p keeps nothing of a non-empty body.
+    """
+    if not (isinstance(keep, (int, float)) and math.isfinite(keep) and 0 < keep <= 1):
+        raise RequestError(f"keep={keep} is no kept fraction: it must be above 0 and at most 1, for example --keep 0.3")
+    count = round(keep * n_body)
+    if count == 0 and n_body > 0:
+        raise RequestError(
+            f"keep={keep} keeps 0 of {n_body} entries per KV head; raise --keep to at least {1 / n_body:.4g}, "
+            "or give the count itself with --entries"
+        )
+    return count
+
+
+def apportion(weights: Sequence[float | Fraction], total: int, cap: int, floor: int = 0) -> tuple[int, ...]:
+    """Share `total` in proportion to `weights`, every share within [floor, cap], the sum exact.
+
+    Water-filling first (shares that overflow `cap` or fall below `floor` are fixed there and the
+    rest is shared again), then largest remainder, ties to the lower index; a share fixed at a
+    bound gets no remainder unit. Source: GateSight `layer_power_budget`; cap, floor and tie rule ours.
+
+    Raises RequestError if no shares within the bounds can reach `total`, or a weight is negative or NaN.
+    """
+    if any(not math.isfinite(w) or w < 0 for w in weights):
+        raise RequestError(f"budget weights must be finite and not negative, got {[float(w) for w in weights]}")
+    if not len(weights) * floor <= total <= len(weights) * cap:
+        raise RequestError(
+            f"{total} entries cannot be shared among {len(weights)} layers with {floor} to {cap} each; "
+            "ask for fewer entries"
+        )
+    shares = _waterfill([Fraction(w) for w in weights], total, cap, floor)
+    counts = [math.floor(x) for x in shares]
+    by_remainder = sorted(range(len(shares)), key=lambda i: (counts[i] - shares[i], i))
+    for i in by_remainder[: total - sum(counts)]:
+        counts[i] += 1
+    return tuple(counts)
+
+
+def _waterfill(weights: list[Fraction], total: int, cap: int, floor: int) -> list[Fraction]:
+    """Shares x_i = clamp(level * w_i, floor, cap) whose sum is `total`.
+
+    The sum rises with `level`, so the level lies between two of the points where a share meets a
+    bound; between those the sum is linear and the level follows exactly. Weights of 0 stay at the
+    floor unless everybody else is full.
+    """
+    positive = [w for w in weights if w > 0]
+    zeros = len(weights) - len(positive)
+    left = total - zeros * floor
+    if left > len(positive) * cap or not positive:  # only the weightless can take the rest, equally
+        rest = Fraction(total - len(positive) * cap, zeros)
+        return [Fraction(cap) if w > 0 else rest for w in weights]
+
+    def filled(level: Fraction) -> Fraction:
+        return sum((min(max(level * w, Fraction(floor)), Fraction(cap)) for w in positive), Fraction(0))
+
+    bends = sorted({Fraction(bound) / w for w in positive for bound in (floor, cap)})
+    low = max((b for b in bends if filled(b) <= left), default=bends[0])
+    free = [w for w in positive if floor <= low * w < cap]
+    level = low + (left - filled(low)) / sum(free) if free else low
+    return [min(max(level * w, Fraction(floor)), Fraction(cap)) if w > 0 else Fraction(floor) for w in weights]

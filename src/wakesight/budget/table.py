@@ -1,0 +1,22 @@
+"""Allocation names -> classes, imported lazily."""
+
+from __future__ import annotations
+
+from wakesight.budget.base import Allocation
+from wakesight.registry import name_of, resolve, spec_of
+
+ALLOCATIONS = {
+    "flat": "wakesight.budget.flat:Flat",
+    "pyramid": "wakesight.budget.pyramid:Pyramid",
+}
+
+
+def allocation(spec: str) -> Allocation:
+    """The allocation that `spec` names, for example "flat" or "pyramid:beta=10"."""
+    found: Allocation = resolve(spec, ALLOCATIONS, "allocation")
+    return found
+
+
+def allocation_spec(method: Allocation) -> str:
+    """The text form of an allocation, for records."""
+    return spec_of(method, name_of(method, ALLOCATIONS) or type(method).__name__)

@@ -1,0 +1,96 @@
+"""What several commands share: options, reading files, units, progress, peak memory."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import resource
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+
+from wakesight.errors import RequestError
+
+UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+
+
+def shared_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """--json and --debug, which every command has."""
+    command = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")(command)
+    return click.option("--debug", is_flag=True, expose_value=False, help="Show the traceback of a failure.")(command)
+
+
+def model_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """--device and --dtype."""
+    command = click.option("--device", default=None, help="cpu (default) or cuda.")(command)
+    return click.option("--dtype", default=None, help="float32 (default on CPU), bfloat16 or float16.")(command)
+
+
+def read_text(source: str, what: str) -> str:
+    """A UTF-8 file, or stdin for "-", exactly as it is. Raises RequestError for a missing or binary file."""
+    try:
+        raw = sys.stdin.buffer.read() if source == "-" else Path(source).read_bytes()
+    except FileNotFoundError:
+        raise RequestError(f"the {what} file {source} does not exist; check the path, or use - for standard input") from None
+    except IsADirectoryError:
+        raise RequestError(f"the {what} {source} is a folder; give a text file") from None
+    except OSError as error:
+        raise RequestError(f"the {what} file {source} cannot be read: {error.strerror}") from None
+    name = "standard input" if source == "-" else source
+    if b"\0" in raw:
+        raise RequestError(f"the {what} {name} is binary, not text; convert it to plain UTF-8 text first")
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise RequestError(
+            f"the {what} {name} is not UTF-8 text (byte {error.start}); convert it, for example with iconv -t utf-8"
+        ) from None
+
+
+def read_bytes_size(text: str) -> int:
+    """ "2GiB", "500MB" or a plain number -> bytes."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
+    if not match or match[2].upper() not in UNITS:
+        raise RequestError(f"{text!r} is no size; write bytes or a unit, for example 500MB or 2GiB")
+    return int(float(match[1]) * UNITS[match[2].upper()])
+
+
+def show_bytes(count: float) -> str:
+    """1234567 -> "1.2 MB"."""
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count:.0f} B"
+
+
+def print_json(value: Any) -> None:
+    """One JSON object on stdout."""
+    click.echo(json.dumps(value, ensure_ascii=False))
+
+
+@contextlib.contextmanager
+def progress(what: str) -> Iterator[Callable[[int, int], None] | None]:
+    """A bar on stderr for (done, total) reports; None where stderr is no terminal."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def peak_memory_bytes() -> int:
+    """Most memory this process has held: device memory on CUDA, else resident set size."""
+    import torch
+
+    if torch.cuda.is_available() and torch.cuda.max_memory_allocated():
+        return int(torch.cuda.max_memory_allocated())
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

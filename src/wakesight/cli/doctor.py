@@ -1,0 +1,67 @@
+"""wakesight doctor: is this machine ready, and if not, what to type."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import platform
+import shutil
+from typing import Any
+
+import click
+
+from wakesight.cli.common import print_json, shared_options, show_bytes
+from wakesight.errors import WakesightError
+
+
+@click.command("doctor")
+@shared_options
+def command(as_json: bool) -> int:
+    """Check versions, devices, bundled models and folders. Leaves with 1 if something must be mended."""
+    facts, problems = examine()
+    if as_json:
+        print_json({"facts": facts, "problems": problems})
+    else:
+        for name, value in facts.items():
+            click.echo(f"{name:<16} {value}")
+        for problem in problems:
+            click.echo(f"problem: {problem}")
+        if not problems:
+            click.echo("all good")
+    return 1 if problems else 0
+
+
+def examine() -> tuple[dict[str, Any], list[str]]:
+    """Facts by name, and a sentence for each problem."""
+    import psutil
+    import torch
+
+    from wakesight.engines.hf import compat
+    from wakesight.models.converted import cache_folder
+    from wakesight.models.load import BUNDLED
+
+    problems: list[str] = []
+    try:
+        compat.check_version()
+    except WakesightError as error:
+        problems.append(str(error))
+    folder = cache_folder()
+    existing = next(p for p in (folder, *folder.parents) if p.exists())
+    facts: dict[str, Any] = {
+        "wakesight": importlib.metadata.version("wakesight"),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": importlib.metadata.version("transformers"),
+        "cpu threads": torch.get_num_threads(),
+        "cuda": torch.cuda.get_device_name(0) if torch.cuda.is_available() else "none",
+        "memory": f"{show_bytes(psutil.virtual_memory().available)} of {show_bytes(psutil.virtual_memory().total)} free",
+        "cache folder": f"{folder} ({show_bytes(shutil.disk_usage(existing).free)} free)",
+    }
+    for name, bundled in BUNDLED.items():
+        facts[f"model {name}"] = bundled.path() or f"not installed (optional); type: {bundled.install}"
+        facts[f"model {name}"] = str(facts[f"model {name}"])
+    for package in ("gguf", "accelerate", "matplotlib"):
+        facts[package] = importlib.metadata.version(package) if importlib.util.find_spec(package) else "not installed (optional)"
+    if any(b.path() for b in BUNDLED.values()) and not importlib.util.find_spec("gguf"):
+        problems.append("a bundled GGUF model is installed but the gguf package is not; type: pip install 'wakesight[gguf]'")
+    return facts, problems

@@ -1,0 +1,107 @@
+"""Entry point: finds the command, and turns every failure into one sentence and an exit code."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+
+import click
+
+from wakesight import __version__
+from wakesight.errors import RequestError, WakesightError
+from wakesight.registry import did_you_mean
+
+COMMANDS = {
+    "ask": "Answer questions about a long document with a fraction of its KV cache.",
+    "demo": "The main job on a bundled model and document: answers, bytes, which tokens stay.",
+    "models": "List bundled models and supported families.",
+    "methods": "List scorers and allocations with their settings.",
+    "doctor": "Check versions, devices, bundled models and folders.",
+    "bench": "Measure speed: two arms alternated in one run, as a ratio.",
+}
+
+
+class _Lazy(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in COMMANDS:
+            return None
+        command: click.Command = importlib.import_module(f"wakesight.cli.{name}").command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            raise RequestError(
+                f"there is no command {args[0]!r}{did_you_mean(args[0], COMMANDS)}; type wakesight --help for the list"
+            )
+        return super().resolve_command(ctx, args)
+
+
+@click.command(cls=_Lazy, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="wakesight")
+@click.pass_context
+def cli(ctx: click.Context) -> None:
+    """Keep the KV-cache entries a long document will need; free the rest.
+
+    \b
+    wakesight ask --model smollm2 --context report.txt --question "Who signed it?" --keep 0.3
+    wakesight demo
+    """
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line and leave with its exit code."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    sys.exit(run(words))
+
+
+def run(words: Sequence[str]) -> int:
+    """Run one command line; returns the exit code. Failures are one sentence on stderr."""
+    debug = "--debug" in words
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    try:
+        outcome = cli.main(args=list(words), prog_name="wakesight", standalone_mode=False)
+        return outcome if isinstance(outcome, int) else 0
+    except click.exceptions.Exit as leave:
+        return leave.exit_code
+    except (KeyboardInterrupt, click.Abort):
+        return _say("interrupted; nothing was written", 130)
+    except BrokenPipeError:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  (the reader of our stdout has gone)
+        return 1
+    except Exception as error:
+        if debug:
+            traceback.print_exc()
+        return _say(*_sentence(error))
+
+
+def _sentence(error: Exception) -> tuple[str, int]:
+    if isinstance(error, click.UsageError):
+        command = f"; type {error.ctx.command_path} --help" if error.ctx else ""
+        return error.format_message().rstrip(".") + command, 2
+    if isinstance(error, click.ClickException):
+        return error.format_message(), 2
+    if isinstance(error, WakesightError):
+        return str(error), error.exit_code
+    if isinstance(error, MemoryError):
+        return "out of memory; use a shorter context or a smaller model", 1
+    text = " ".join(str(error).split())[:300]
+    return f"internal error, please report it ({type(error).__name__}: {text}); --debug shows where", 1
+
+
+def _say(sentence: str, code: int) -> int:
+    print(f"wakesight: {sentence}", file=sys.stderr)
+    return code

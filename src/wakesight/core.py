@@ -1,0 +1,149 @@
+"""The nouns. Values only: nothing here scores, selects, stores or runs a model.
+
+An *entry* is (attention layer, KV head, position). Axis names used everywhere:
+`batch layer kv_head query_head token slot dim`. Positions are 0-based logical
+positions; slots are storage indices. `attention layer` always means an index
+into `ModelGeometry.attention_layers`, not the model's own layer number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NewType
+
+import torch
+from torch import Tensor
+
+from wakesight.errors import RequestError, WorkError
+
+EntryPos = NewType("EntryPos", int)  # logical position of an entry
+LayerIndex = NewType("LayerIndex", int)  # the model's own layer number
+
+
+@dataclass(frozen=True)
+class ModelGeometry:
+    """What the rest of the library needs to know of a model.
+
+    The per-layer tuples follow `attention_layers`; head counts and dims are read
+    from the shapes a real cache takes, so latent or uneven attention is described
+    as it is stored, not as its config spells it.
+    """
+
+    family: str
+    n_layers: int
+    attention_layers: tuple[LayerIndex, ...]
+    recurrent_layers: tuple[LayerIndex, ...]
+    query_heads: int
+    kv_heads: tuple[int, ...]
+    key_dims: tuple[int, ...]
+    value_dims: tuple[int, ...]
+    itemsize: int  # bytes of one stored number
+    max_positions: int  # longest context plus answer the model accepts, in tokens
+
+    def entry_bytes(self, layer: int) -> int:
+        """Bytes of one entry (its K and its V, one KV head) of attention layer `layer`."""
+        return (self.key_dims[layer] + self.value_dims[layer]) * self.itemsize
+
+    @property
+    def token_bytes(self) -> int:
+        """KV bytes that one token costs over all attention layers and KV heads."""
+        return sum(self.kv_heads[i] * self.entry_bytes(i) for i in range(len(self.kv_heads)))
+
+
+@dataclass(frozen=True)
+class Signals:
+    """What a scorer may read of one prefilled context; no question is in it.
+
+    `streams` maps a name to one tensor per attention layer:
+
+    - `keys`, `values`: [kv_head, token, dim], as stored (keys after RoPE);
+    - `queries`: [query_head, window, dim], the last context queries after RoPE.
+    """
+
+    tokens: int  # n, the logical length
+    prefix: int  # prot, tokens protected at the start
+    scaling: tuple[float, ...]  # softmax scale per attention layer
+    streams: Mapping[str, tuple[Tensor, ...]]
+
+    def __getitem__(self, name: str) -> tuple[Tensor, ...]:
+        try:
+            return self.streams[name]
+        except KeyError:
+            have = ", ".join(sorted(self.streams))
+            raise RequestError(f"the signal {name!r} was not recorded for this session; it has {have}") from None
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Predicted utility of every entry; larger stays.
+
+    layers: per attention layer a float32 tensor [kv_head, token], prefix included (and ignored).
+    must_keep: bool [token] or None; entries a method keeps whatever their score (windows, sinks).
+    """
+
+    layers: tuple[Tensor, ...]
+    must_keep: Tensor | None = None
+
+    def checked(self, scorer: str) -> Scores:
+        """Return self, or raise `WorkError` naming the first score that is NaN or infinite."""
+        for layer, scores in enumerate(self.layers):
+            bad = ~torch.isfinite(scores)
+            if bad.any():
+                head, position = (int(x) for x in bad.nonzero()[0])
+                value = float(scores[head, position])
+                raise WorkError(
+                    f"scorer {scorer!r} gave {value} at attention layer {layer}, KV head {head}, position {position}; "
+                    "scores must be finite: check the model's keys for overflow, or load it with dtype float32"
+                )
+        return self
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Integer entries to keep per (attention layer, KV head), the protected prefix not counted."""
+
+    counts: tuple[tuple[int, ...], ...]
+
+    @property
+    def total(self) -> int:
+        return sum(sum(heads) for heads in self.counts)
+
+
+@dataclass(frozen=True)
+class KeptSet:
+    """Which entries stay: per attention layer int64 positions [kv_head, kept], ascending, prefix included."""
+
+    positions: tuple[Tensor, ...]
+
+    @property
+    def counts(self) -> list[list[int]]:
+        """Kept entries per attention layer and KV head, prefix included."""
+        return [[p.shape[1]] * p.shape[0] for p in self.positions]
+
+    def per_token(self, tokens: int) -> Tensor:
+        """How many (layer, head) entries of each token stay: int64 [token]."""
+        where = torch.cat([p.reshape(-1) for p in self.positions]).cpu()
+        return torch.bincount(where, minlength=tokens)
+
+    def per_layer_token(self, tokens: int) -> Tensor:
+        """The share of a layer's heads that keep each token: float32 [layer, token]."""
+        rows = [torch.bincount(p.reshape(-1).cpu(), minlength=tokens) / p.shape[0] for p in self.positions]
+        return torch.stack(rows)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What one question brought back.
+
+    tokens: generated ids without the end-of-sequence id. finish: "eos", "length" (the new-token
+    limit) or "limit" (the model's own context limit). misses and fetches stay 0 without demotion.
+    timings: seconds and rates (`question_s`, `decode_s`, `decode_tokens_per_s`).
+    """
+
+    text: str
+    tokens: tuple[int, ...]
+    finish: str
+    timings: Mapping[str, float] = field(default_factory=dict)
+    misses: int = 0
+    fetches: int = 0

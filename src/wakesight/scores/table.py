@@ -1,0 +1,26 @@
+"""Scorer names -> classes, imported lazily; plug-ins join through the entry point group `wakesight.scorers`."""
+
+from __future__ import annotations
+
+from wakesight.registry import name_of, resolve, spec_of
+from wakesight.scores.base import Scorer
+
+SCORERS = {
+    "random": "wakesight.scores.random:Random",
+    "streaming": "wakesight.scores.streaming:Streaming",
+    "knorm": "wakesight.scores.knorm:KNorm",
+    "keydiff": "wakesight.scores.keydiff:KeyDiff",
+    "snapkv": "wakesight.scores.snapkv:SnapKV",
+}
+ENTRY_POINTS = "wakesight.scorers"
+
+
+def scorer(spec: str) -> Scorer:
+    """The scorer that `spec` names, for example "keydiff" or "snapkv:window=16"."""
+    found: Scorer = resolve(spec, SCORERS, "scorer", ENTRY_POINTS)
+    return found
+
+
+def scorer_spec(method: Scorer) -> str:
+    """The text form of a scorer, for records."""
+    return spec_of(method, name_of(method, SCORERS, ENTRY_POINTS) or type(method).__name__)
