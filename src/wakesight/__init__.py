@@ -28,7 +28,18 @@ _WHERE = {
     "WakesightError": "wakesight.errors",
     "WorkError": "wakesight.errors",
 }
-__all__ = sorted(_WHERE)
+__all__ = [
+    "Answer",
+    "KeptSet",
+    "Policy",
+    "RequestError",
+    "Scores",
+    "Session",
+    "Signals",
+    "WakesightError",
+    "WorkError",
+    "load",
+]
 
 if TYPE_CHECKING:
     from wakesight.core import Answer, KeptSet, Scores, Signals

@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import Any
 
 from wakesight.budget.base import Allocation
+from wakesight.budget.rounding import check_keep
 from wakesight.budget.table import allocation, allocation_spec
 from wakesight.errors import RequestError
 from wakesight.scores.base import Scorer
@@ -53,6 +54,11 @@ class Policy:
                 raise RequestError(f"explicit allocations are whole numbers per attention layer, got {self.allocation}")
         if len(sizes) > 1:
             raise RequestError(f"give one size, not {' and '.join(sizes)}")
+        if self.keep is not None:
+            check_keep(self.keep)
+        for name in ("entries", "bytes"):
+            if (size := getattr(self, name)) is not None and size < 1:
+                raise RequestError(f"{name}={size} must be at least 1")
         if self.evicted not in ("drop", "demote"):
             raise RequestError(f"evicted={self.evicted!r} is unknown; use evicted='drop'")
         if self.evicted == "demote" or self.residency is not None:

@@ -19,8 +19,7 @@ def keep_to_count(keep: float, n_body: int) -> int:
     Source: GateSight, section on budgets (rounding mode is ours).
     Raises RequestError for p outside (0, 1] or NaN, and when p keeps nothing of a non-empty body.
     """
-    if not (isinstance(keep, (int, float)) and math.isfinite(keep) and 0 < keep <= 1):
-        raise RequestError(f"keep={keep} is no kept fraction: it must be above 0 and at most 1, for example --keep 0.3")
+    check_keep(keep)
     count = round(keep * n_body)
     if count == 0 and n_body > 0:
         raise RequestError(
@@ -28,6 +27,12 @@ def keep_to_count(keep: float, n_body: int) -> int:
             "or give the count itself with --entries"
         )
     return count
+
+
+def check_keep(keep: float) -> None:
+    """Raise RequestError unless 0 < keep <= 1."""
+    if not (isinstance(keep, (int, float)) and math.isfinite(keep) and 0 < keep <= 1):
+        raise RequestError(f"keep={keep} is no kept fraction: it must be above 0 and at most 1, for example --keep 0.3")
 
 
 def apportion(weights: Sequence[float | Fraction], total: int, cap: int, floor: int = 0) -> tuple[int, ...]:

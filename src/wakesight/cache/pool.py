@@ -42,7 +42,10 @@ class Lease:
 
 
 class Pool:
-    """Allocates and counts. `poison=True` (tests) fills returned float tensors with NaN, so that a stale read is loud."""
+    """Allocates and counts.
+
+    poison=True (tests) fills unwritten and returned float tensors with NaN, so that a stale read is loud.
+    """
 
     def __init__(self, *, poison: bool = False) -> None:
         self.poison = poison

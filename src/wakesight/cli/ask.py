@@ -79,7 +79,9 @@ def command(
         whole.close()  # its bytes are free before the first answer
         answers = []
         for question in questions:
-            answers.append(_answer(session, question, max_new_tokens, stream, several=len(questions) > 1, quiet=as_json))
+            answers.append(
+                _answer(session, question, max_new_tokens, stream, several=len(questions) > 1, quiet=as_json)
+            )
         if as_json:
             print_json(record(session, questions, answers, engine.name))
         else:

@@ -35,7 +35,9 @@ def read_text(source: str, what: str) -> str:
     try:
         raw = sys.stdin.buffer.read() if source == "-" else Path(source).read_bytes()
     except FileNotFoundError:
-        raise RequestError(f"the {what} file {source} does not exist; check the path, or use - for standard input") from None
+        raise RequestError(
+            f"the {what} file {source} does not exist; check the path, or use - for standard input"
+        ) from None
     except IsADirectoryError:
         raise RequestError(f"the {what} {source} is a folder; give a text file") from None
     except OSError as error:

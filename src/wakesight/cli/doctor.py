@@ -47,6 +47,7 @@ def examine() -> tuple[dict[str, Any], list[str]]:
         problems.append(str(error))
     folder = cache_folder()
     existing = next(p for p in (folder, *folder.parents) if p.exists())
+    memory = psutil.virtual_memory()
     facts: dict[str, Any] = {
         "wakesight": importlib.metadata.version("wakesight"),
         "python": platform.python_version(),
@@ -54,14 +55,16 @@ def examine() -> tuple[dict[str, Any], list[str]]:
         "transformers": importlib.metadata.version("transformers"),
         "cpu threads": torch.get_num_threads(),
         "cuda": torch.cuda.get_device_name(0) if torch.cuda.is_available() else "none",
-        "memory": f"{show_bytes(psutil.virtual_memory().available)} of {show_bytes(psutil.virtual_memory().total)} free",
+        "memory": f"{show_bytes(memory.available)} of {show_bytes(memory.total)} free",
         "cache folder": f"{folder} ({show_bytes(shutil.disk_usage(existing).free)} free)",
     }
     for name, bundled in BUNDLED.items():
         facts[f"model {name}"] = bundled.path() or f"not installed (optional); type: {bundled.install}"
         facts[f"model {name}"] = str(facts[f"model {name}"])
     for package in ("gguf", "accelerate", "matplotlib"):
-        facts[package] = importlib.metadata.version(package) if importlib.util.find_spec(package) else "not installed (optional)"
+        facts[package] = (
+            importlib.metadata.version(package) if importlib.util.find_spec(package) else "not installed (optional)"
+        )
     if any(b.path() for b in BUNDLED.values()) and not importlib.util.find_spec("gguf"):
-        problems.append("a bundled GGUF model is installed but the gguf package is not; type: pip install 'wakesight[gguf]'")
+        problems.append("a bundled GGUF model is here but the gguf package is not; type: pip install 'wakesight[gguf]'")
     return facts, problems

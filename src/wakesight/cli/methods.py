@@ -22,7 +22,10 @@ def command(as_json: bool) -> None:
     if as_json:
         print_json({"scorers": scorers, "allocations": allocations})
         return
-    for title, rows in (("Scorers (--scorer)", scorers), ("Allocations (--allocation, or counts per layer: 40,30,20)", allocations)):
+    for title, rows in (
+        ("Scorers (--scorer)", scorers),
+        ("Allocations (--allocation, or counts per layer: 40,30,20)", allocations),
+    ):
         click.echo(f"{title}:")
         for row in rows:
             settings = ", ".join(f"{k}={v}" for k, v in row["settings"].items())

@@ -1,8 +1,8 @@
 """What a user holds: one prefilled context, its compacted children, and questions to either.
 
-    doc = engine.prefill(text)          # whole cache
-    small = doc.compact(Policy(...))    # a child with less; doc is untouched
-    small.ask("...")                    # the child is restored after every answer
+doc = engine.prefill(text)          # whole cache
+small = doc.compact(Policy(...))    # a child with less; doc is untouched
+small.ask("...")                    # the child is restored after every answer
 """
 
 from __future__ import annotations
@@ -85,6 +85,12 @@ class Session:
         """Which entries a child holds; None for a whole session."""
         return self.state.kept
 
+    def signals(self) -> Signals:
+        """What a scorer may read of this context: views, nothing is copied. Raises RequestError for a child."""
+        self._check_whole()
+        assert self._signals is not None
+        return self._signals()
+
     def compact(self, policy: Policy) -> Session:
         """A child that physically holds only what `policy` keeps. This session stays as it is.
 
@@ -93,13 +99,12 @@ class Session:
         signals were not recorded; WorkError for non-finite scores or lack of memory. Nothing is left behind.
         """
         state = self.state
-        if self._signals is None:
-            raise RequestError(
-                "this session is already compacted and what it dropped is gone; compact its parent with another policy"
-            )
         self._not_answering()
+        self._check_whole()
         if not policy.has_size:
-            raise RequestError("the policy names no size; give keep=, entries= or bytes=, for example policy.at(keep=0.3)")
+            raise RequestError(
+                "the policy names no size; give keep=, entries= or bytes=, for example policy.at(keep=0.3)"
+            )
         prefix = state.prefix if policy.protect is None else policy.protect
         n_body = state.logical_length - prefix
         if n_body < 0:
@@ -150,7 +155,7 @@ class Session:
         return self.engine.logits(self.state, tokens)
 
     def cache(self) -> object:
-        """A copy in the engine's own form (a transformers Cache): `model.generate(question_ids, ...)` continues from it."""
+        """A copy in the engine's own form, a transformers Cache: `model.generate(question_ids, cache=...)` goes on."""
         self._not_answering()
         return self.engine.cache(self.state)
 
@@ -160,9 +165,7 @@ class Session:
         state, geometry = self.state, self.engine.geometry
         full = state.logical_length * geometry.token_bytes
         kept = sum(slots.held_bytes for slots in state.slots)
-        entries = [
-            [length] * heads for length, heads in zip(state.physical_lengths, geometry.kv_heads, strict=True)
-        ]
+        entries = [[length] * heads for length, heads in zip(state.physical_lengths, geometry.kv_heads, strict=True)]
         return SessionStats(
             logical_length=state.logical_length,
             physical_lengths=state.physical_lengths,
@@ -194,17 +197,23 @@ class Session:
 
     def _ranked(self, scorer: Scorer, prefix: int) -> tuple[Ranking, float]:
         """This context's entries in the order `scorer` gives them; worked out once per scorer."""
-        assert self._signals is not None
         key = (scorer, prefix)
         if key not in self._rankings:
             start = time.perf_counter()
-            signals = self._signals()
+            signals = self.signals()
             for name in scorer.reads:
                 _ = signals[name]
             name = type(scorer).__name__
             ranking = rank(scorer.score(signals).checked(name), prefix)
             self._rankings[key] = (ranking, time.perf_counter() - start)
         return self._rankings[key]
+
+    def _check_whole(self) -> None:
+        _ = self.state
+        if self._signals is None:
+            raise RequestError(
+                "this session is already compacted and what it dropped is gone; compact its parent with another policy"
+            )
 
     def _slack_bytes(self) -> int:
         from wakesight.cache.slots import GROWTH

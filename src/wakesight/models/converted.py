@@ -58,7 +58,9 @@ def converted(name: str, gguf: Path, convert: Callable[[], tuple[Any, Any]]) -> 
 
 def _plain(model: Any) -> Any:
     """The same numbers in a model that does not call itself quantised, which transformers refuses to save."""
-    config = type(model.config).from_dict({k: v for k, v in model.config.to_dict().items() if k != "quantization_config"})
+    config = type(model.config).from_dict(
+        {k: v for k, v in model.config.to_dict().items() if k != "quantization_config"}
+    )
     plain = type(model)(config)
     plain.load_state_dict(model.state_dict(), assign=True)
     plain.generation_config = model.generation_config

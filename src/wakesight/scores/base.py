@@ -28,4 +28,4 @@ def trailing(tokens: int, count: int, device: torch.device) -> Tensor:
 
 def by_kv_head(per_query_head: Tensor, kv_heads: int) -> Tensor:
     """[query_head, ...] -> [kv_head, group, ...]: the query heads that share a KV head."""
-    return per_query_head.unflatten(0, (kv_heads, -1))
+    return per_query_head.reshape(kv_heads, -1, *per_query_head.shape[1:])

@@ -19,6 +19,4 @@ class Random:
 
     def score(self, signals: Signals) -> Scores:
         noise = torch.Generator().manual_seed(self.seed)
-        return Scores(
-            tuple(torch.rand(keys.shape[:2], generator=noise).to(keys.device) for keys in signals["keys"])
-        )
+        return Scores(tuple(torch.rand(keys.shape[:2], generator=noise).to(keys.device) for keys in signals["keys"]))

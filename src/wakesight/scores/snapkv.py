@@ -32,7 +32,9 @@ class SnapKV:
 
     def __post_init__(self) -> None:
         if self.window < 1 or self.kernel < 1 or self.kernel % 2 == 0:
-            raise RequestError(f"snapkv needs window >= 1 and an odd kernel, got window={self.window}, kernel={self.kernel}")
+            raise RequestError(
+                f"snapkv needs window >= 1 and an odd kernel, got window={self.window}, kernel={self.kernel}"
+            )
 
     def score(self, signals: Signals) -> Scores:
         window = min(self.window, signals.tokens)
@@ -40,8 +42,8 @@ class SnapKV:
         for keys, queries, scale in zip(signals["keys"], signals["queries"], signals.scaling, strict=True):
             if queries.shape[1] < window:
                 raise RequestError(
-                    f"snapkv window={self.window} needs the last {window} queries, but {queries.shape[1]} were recorded; "
-                    f"prefill with query_window={window} or use a smaller window"
+                    f"snapkv window={self.window} needs the last {window} queries, but {queries.shape[1]} were "
+                    f"recorded; prefill with query_window={window} or use a smaller window"
                 )
             layers.append(self._layer(keys.float(), queries[:, -window:].float(), scale))
         return Scores(tuple(layers), must_keep=trailing(signals.tokens, window, layers[0].device))

@@ -32,7 +32,7 @@ def config(family: str, **changes: Any) -> Any:
         "num_key_value_heads": 2,
         "head_dim": 16,  # heads are wider than hidden_size / heads, as in real hybrids
         "max_position_embeddings": 1024,
-        "tie_word_embeddings": True,
+        "tie_word_embeddings": False,
         "bos_token_id": None,
         "eos_token_id": 257,
         "pad_token_id": 258,

@@ -65,7 +65,9 @@ def _logical_positions(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any
 
 
 def _prepare(stock: Any) -> Any:
-    def prepare_inputs_for_generation(self: Any, input_ids: Any, next_sequence_length: Any = None, **kwargs: Any) -> Any:
+    def prepare_inputs_for_generation(
+        self: Any, input_ids: Any, next_sequence_length: Any = None, **kwargs: Any
+    ) -> Any:
         cache = _session_cache(kwargs)
         if cache is not None and kwargs.get("is_first_iteration"):
             if not is_question_only(cache, input_ids[0].tolist()):

@@ -67,7 +67,9 @@ def attend(query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
 
 
 def _past_and_tail(query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
-    flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu  # gives the log-sum-exp, which the public call hides
+    flash = (
+        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    )  # gives the log-sum-exp, which the public call hides
     past = key.shape[2] - query.shape[2]
     before, weight = flash(_packed(query, key.shape[1]), key[:, :, :past], value[:, :, :past], scale=scaling)
     tail, tail_weight = flash(query, key[:, :, past:], value[:, :, past:], is_causal=True, scale=scaling)

@@ -67,7 +67,8 @@ class SlotLayer(CacheLayerMixin):
 
     def crop(self, tokens_to_remove: int) -> None:
         raise RequestError(
-            "a session's cache cannot be cropped (recurrent states do not roll back); take a new one with session.cache()"
+            "a session's cache cannot be cropped: recurrent states do not roll back; "
+            "take a new one with session.cache()"
         )
 
 

@@ -120,7 +120,7 @@ class HFEngine:
             if stop > total - query_window:  # the last queries come from the last chunks only
                 for layer, tap in zip(cache.attention, taps, strict=True):
                     layer.tap = tap
-            self._forward(self._decoder, ids[:, start:stop], cache, start)
+            self.forward(self._decoder, ids[:, start:stop], cache, start)
             if on_chunk is not None:
                 on_chunk(stop, total)
         state.recurrent = {key: self.pool.adopt(tensor) for key, tensor in cache.recurrent_snapshot().items()}
@@ -140,7 +140,7 @@ class HFEngine:
 
         return signals
 
-    def _forward(self, module: Any, ids: Tensor, cache: SessionCache, position: int, **keywords: Any) -> Any:
+    def forward(self, module: Any, ids: Tensor, cache: SessionCache, position: int, **keywords: Any) -> Any:
         """One forward pass over `ids` [1, q] at logical positions position, position + 1, ..."""
         if self._detach is None:
             raise RequestError("this engine is closed; load the model again")
@@ -184,7 +184,7 @@ class HFEngine:
         position = state.logical_length
         ids = torch.tensor([list(tokens)], device=self.device)
         made: list[int] = []
-        logits = self._forward(self.model, ids, cache, position, logits_to_keep=1).logits
+        logits = self.forward(self.model, ids, cache, position, logits_to_keep=1).logits
         asked = time.perf_counter()
         position += len(tokens)
         while (token := int(logits[0, -1].argmax())) not in self._ends:
@@ -194,7 +194,7 @@ class HFEngine:
             if len(made) == room:
                 break
             ids = torch.tensor([[token]], device=self.device)
-            logits = self._forward(self.model, ids, cache, position, logits_to_keep=1).logits
+            logits = self.forward(self.model, ids, cache, position, logits_to_keep=1).logits
             position += 1
         finish = "eos" if token in self._ends else "length" if room == wanted else "limit"
         steps = position - state.logical_length - len(tokens)
@@ -206,7 +206,7 @@ class HFEngine:
         try:
             cache = SessionCache(self.model.config, state)
             ids = torch.tensor([list(tokens)], device=self.device)
-            found: Tensor = self._forward(self.model, ids, cache, state.logical_length).logits[0]
+            found: Tensor = self.forward(self.model, ids, cache, state.logical_length).logits[0]
             return found
         finally:
             for slots, length in zip(state.slots, held, strict=True):

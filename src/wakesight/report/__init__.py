@@ -1,0 +1,1 @@
+"""Step 10: what happened, for people: text strips, pictures, tables. Reads results, runs nothing."""

@@ -1,0 +1,116 @@
+"""Independent ways to compute what the engine must compute, for tests and plug-in authors.
+
+Nothing here uses our attention function, slots or caches: the masked model below is transformers' own
+module tree with an eager float32 attention that repeats KV heads, and a DynamicCache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AttentionInterface, DynamicCache
+
+from wakesight.core import KeptSet, Scores
+from wakesight.engines.hf import compat
+
+_MASKED = "wakesight_testing_masked"
+_hidden: dict[int, Tensor] = {}  # layer number -> bool [kv_head, context token], true = dropped
+
+
+def masked_logits(model: Any, context: Sequence[int], tokens: Sequence[int], kept: KeptSet) -> Tensor:
+    """Logits [token, vocabulary] of `tokens` on the full cache with every entry outside `kept` masked out.
+
+    model: a plain transformers model. The context pass itself sees everything, as a prefill does.
+    """
+    before = model.config._attn_implementation
+    AttentionInterface.register(_MASKED, _masked_attention)
+    cache = DynamicCache(config=model.config)
+    name = compat.cache_keyword(model)
+    attention = [i for i, layer in enumerate(cache.layers) if compat.is_full_attention(layer)]
+    model.set_attn_implementation(_MASKED)
+    try:
+        _hidden.clear()
+        model(input_ids=torch.tensor([list(context)]), **{name: cache, "use_cache": True})
+        for layer, positions in zip(attention, kept.positions, strict=True):
+            dropped = torch.ones(positions.shape[0], len(context), dtype=torch.bool)
+            dropped.scatter_(1, positions, False)
+            _hidden[layer] = dropped
+        found: Tensor = model(input_ids=torch.tensor([list(tokens)]), **{name: cache, "use_cache": True}).logits[0]
+        return found
+    finally:
+        _hidden.clear()
+        model.set_attn_implementation(before)
+
+
+def _masked_attention(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, scaling: float, **_: Any
+) -> tuple[Tensor, None]:
+    group = query.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(group, dim=1).float(), value.repeat_interleave(group, dim=1).float()
+    logits = query.float() @ key.transpose(2, 3) * scaling
+    new, slots = logits.shape[2:]
+    past = slots - new
+    logits = logits.masked_fill(torch.ones(new, slots, dtype=torch.bool).triu(past + 1), float("-inf"))
+    if module.layer_idx in _hidden:
+        dropped = _hidden[module.layer_idx].repeat_interleave(group, dim=0)[None, :, None, :]
+        logits[..., : dropped.shape[-1]] = logits[..., : dropped.shape[-1]].masked_fill(dropped, float("-inf"))
+    return (logits.softmax(dim=-1) @ value).to(query.dtype).transpose(1, 2).contiguous(), None
+
+
+def relative_gap(found: Tensor, expected: Tensor) -> float:
+    """max |found - expected| over max |expected|."""
+    return float((found - expected).abs().max() / expected.abs().max())
+
+
+def same_but_for_ties(one: KeptSet, other: KeptSet, scores: Scores, relative: float = 1e-5) -> bool:
+    """True if two kept sets of equal size differ only in entries whose scores lie at the cut.
+
+    scores: any one of the two runs'; at the cut = within `relative` (of the layer's largest score) of the
+    smallest kept score of that head.
+    """
+    for a, b, layer in zip(one.positions, other.positions, scores.layers, strict=True):
+        if a.shape != b.shape:
+            return False
+        near = relative * float(layer.abs().max())
+        for head in range(a.shape[0]):
+            different = set(a[head].tolist()) ^ set(b[head].tolist())
+            cut = float(layer[head, sorted(different)].min()) if different else 0.0
+            if any(abs(float(layer[head, i]) - cut) > 2 * near for i in different):
+                return False
+    return True
+
+
+def greedy(model: Any, tokens: Sequence[int], count: int, *, chunk: int | None = None) -> tuple[list[int], Tensor]:
+    """`count` greedy ids of a plain transformers loop after `tokens`, and the logits [count, vocabulary]."""
+    name = compat.cache_keyword(model)
+    cache = DynamicCache(config=model.config)
+    ids = torch.tensor([list(tokens)])
+    for part in torch.split(ids, chunk or len(tokens), dim=1):
+        logits = model(input_ids=part, logits_to_keep=1, **{name: cache, "use_cache": True}).logits
+    made, rows = [], []
+    for _ in range(count):
+        rows.append(logits[0, -1])
+        made.append(int(rows[-1].argmax()))
+        logits = model(input_ids=torch.tensor([[made[-1]]]), **{name: cache, "use_cache": True}).logits
+    return made, torch.stack(rows)
+
+
+def clear_margin(row: Tensor, least: float = 1e-4) -> bool:
+    """True if the best logit of a row leads by `least`; closer races are counted apart."""
+    best, second = row.topk(2).values
+    return bool(best - second >= least)
+
+
+def state_digest(state: Any) -> str:
+    """sha256 over everything a session state holds."""
+    import hashlib
+
+    digest = hashlib.sha256(repr((state.tokens, state.prefix, state.physical_lengths)).encode())
+    tensors = [slots.read(name) for slots in state.slots for name in slots.names]
+    tensors += [state.recurrent[name].tensor for name in sorted(state.recurrent)]
+    for tensor in tensors:
+        digest.update(tensor.contiguous().cpu().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
