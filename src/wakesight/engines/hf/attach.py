@@ -59,6 +59,11 @@ def _logical_positions(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any
     inputs = kwargs.get("input_ids", args[0] if args else None)
     if inputs is None:
         inputs = kwargs["inputs_embeds"]
+    if inputs.shape[0] != 1:
+        raise RequestError(
+            f"this cache holds one sequence, not a batch of {inputs.shape[0]}; "
+            "call generate with one question, or take one cache() for each"
+        )
     start = cache.logical_length
     positions = torch.arange(start, start + inputs.shape[1], device=inputs.device)[None]
     return args, {**kwargs, "position_ids": positions, "attention_mask": None}

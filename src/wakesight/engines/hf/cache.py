@@ -33,11 +33,6 @@ class SlotLayer(CacheLayerMixin):
         """Nothing to do: slots take their shape from the first append."""
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        if self.slots.names and key_states.shape[0] != self.slots.read("key").shape[0]:
-            raise RequestError(
-                f"this cache holds {self.slots.read('key').shape[0]} sequence, not a batch of {key_states.shape[0]}; "
-                "call generate with one sequence, or take one cache() for each"
-            )
         self.slots.append({"key": key_states, "value": value_states})
         keys = self.slots.read("key")
         keys.wakesight_layer = self  # type: ignore[attr-defined]
@@ -61,15 +56,6 @@ class SlotLayer(CacheLayerMixin):
 
     def get_max_cache_shape(self) -> int:  # the name before 5.24
         return -1
-
-    def reset(self) -> None:
-        raise RequestError("a session's cache cannot be reset; take a new one with session.cache()")
-
-    def crop(self, tokens_to_remove: int) -> None:
-        raise RequestError(
-            "a session's cache cannot be cropped: recurrent states do not roll back; "
-            "take a new one with session.cache()"
-        )
 
 
 class SessionCache(Cache):
@@ -107,6 +93,15 @@ class SessionCache(Cache):
             for index, layer in self._recurrent.items()
             for key, tensor in compat.recurrent_snapshot(layer).items()
         }
+
+    def reset(self) -> None:
+        raise RequestError("a session's cache cannot be reset; take a new one with session.cache()")
+
+    def crop(self, tokens_to_remove: int) -> None:
+        raise RequestError(
+            "a session's cache cannot be cropped: recurrent states do not roll back; "
+            "take a new one with session.cache()"
+        )
 
     def check_attended(self) -> None:
         """Every layer's new slots must have passed through our attention function.
