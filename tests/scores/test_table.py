@@ -1,0 +1,68 @@
+"""The list of scorers."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from wakesight.errors import RequestError
+from wakesight.scores.keydiff import KeyDiff
+from wakesight.scores.knorm import KNorm
+from wakesight.scores.random import Random
+from wakesight.scores.snapkv import SnapKV
+from wakesight.scores.streaming import Streaming
+from wakesight.scores.table import SCORERS, scorer, scorer_spec
+
+KNOWN_SIGNALS = {"keys", "values", "queries"}
+
+
+@pytest.mark.parametrize(
+    ("spec", "expected"),
+    [
+        ("random", Random()),
+        ("random:seed=-7", Random(-7)),
+        ("streaming:sinks=8", Streaming(8)),
+        ("knorm", KNorm()),
+        ("keydiff:anchor=normalised_mean", KeyDiff("normalised_mean")),
+        ("snapkv", SnapKV(32, 7, "max", "mean")),
+        ("snapkv:window=16,kernel=5,pooling=avg,group=max", SnapKV(16, 5, "avg", "max")),
+    ],
+)
+def test_a_name_and_its_settings_lead_to_a_scorer(spec, expected):
+    assert scorer(spec) == expected
+    assert scorer_spec(expected) == spec
+
+
+@pytest.mark.parametrize("name", SCORERS)
+def test_every_scorer_is_a_hashable_value_that_says_what_it_reads_and_where_it_is_from(name):
+    method = scorer(name)
+
+    assert dataclasses.is_dataclass(method)
+    assert hash(method) == hash(scorer(name))
+    assert set(method.reads) <= KNOWN_SIGNALS
+    assert type(method).__doc__.strip().startswith("s")  # the formula comes first
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        method.reads = ()
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("snapvk", "unknown scorer 'snapvk', did you mean 'snapkv'.; known: keydiff, knorm, random, snapkv, streaming"),
+        ("", "unknown scorer ''; known: keydiff"),
+        ("KeyDiff", "did you mean 'keydiff'"),
+        ("zzz", "unknown scorer 'zzz'; known: "),
+        ("snapkv:windw=3", "has no setting 'windw=3', did you mean 'window'.; settings: window, kernel, pooling, group"),
+        ("snapkv:window", "scorer 'snapkv' has no setting 'window'"),
+        ("knorm:p=1", "scorer 'knorm' has no setting 'p=1'; settings: none"),
+        ("snapkv:window=many", "scorer 'snapkv' setting 'window' is 'many'; it takes a value of type int"),
+        ("snapkv:window=1.5", "it takes a value of type int"),
+        ("snapkv:pooling=mean", "setting 'pooling' is 'mean'; it takes one of max, avg, none"),
+        ("snapkv:kernel=4", "odd kernel, got window=32, kernel=4"),
+        ("keydiff:reads=keys", "has no setting 'reads=keys'"),
+    ],
+)
+def test_what_no_scorer_understands_is_refused_with_the_alternatives(spec, message):
+    with pytest.raises(RequestError, match=message):
+        scorer(spec)
