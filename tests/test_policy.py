@@ -184,7 +184,8 @@ def test_a_field_no_policy_has_is_refused():
 
 @pytest.mark.xfail(strict=True, raises=(TypeError, pytest.fail.Exception), reason="only keep= checks its type")
 @pytest.mark.parametrize(
-    "fields", [{"entries": 2.5}, {"entries": "5"}, {"bytes": "1e6"}, {"protect": 2.5}, {"scorer": None}, {"allocation": 3}]
+    "fields",
+    [{"entries": 2.5}, {"entries": "5"}, {"bytes": "1e6"}, {"protect": 2.5}, {"scorer": None}, {"allocation": 3}],
 )
 def test_fields_of_the_wrong_type_are_refused(fields):
     with pytest.raises(RequestError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 
@@ -80,7 +81,7 @@ def test_a_pyramid_never_rises_with_depth(request, beta):
 def test_a_pyramid_steps_down_evenly(request, beta):
     """Where no bound bites, neighbours differ by the same step, up to rounding."""
     counts = Pyramid(beta).per_layer(request)
-    steps = [above - below for above, below in zip(counts, counts[1:], strict=False)]
+    steps = [above - below for above, below in itertools.pairwise(counts)]
 
     if request.per_head >= beta and steps:  # then the last layer's ideal share is at least 1
         assert max(steps) - min(steps) <= 2

@@ -170,7 +170,16 @@ def test_weights_that_are_no_weights_are_refused(weight):
 
 @pytest.mark.parametrize(
     ("keep", "n_body", "count"),
-    [(0.5, 5, 2), (0.5, 7, 4), (0.25, 10, 2), (0.75, 10, 8), (0.1, 1000, 100), (0.9, 10, 9), (1.0, 37, 37), (1, 37, 37)],
+    [
+        (0.5, 5, 2),
+        (0.5, 7, 4),
+        (0.25, 10, 2),
+        (0.75, 10, 8),
+        (0.1, 1000, 100),
+        (0.9, 10, 9),
+        (1.0, 37, 37),
+        (1, 37, 37),
+    ],
 )
 def test_halves_round_to_even(keep, n_body, count):
     assert keep_to_count(keep, n_body) == count

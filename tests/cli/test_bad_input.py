@@ -161,7 +161,7 @@ def test_debug_shows_the_traceback(document, capsys):
 
 
 def test_a_real_process_out_of_memory(document, tmp_path):
-    """The address space is capped once the text is tokenised: prefill of a wide model fails with one sentence and exit 1."""
+    """The address space is capped once the text is tokenised: one sentence and exit 1, no abort."""
     folder = tiny.save("llama", tmp_path / "wide", num_hidden_layers=2, max_position_embeddings=2**27)
     code = (
         "import resource, sys, torch\n"

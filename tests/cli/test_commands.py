@@ -83,7 +83,9 @@ def test_the_demo_shows_answers_bytes_and_tokens(smollm2, tmp_path, capsys):
 
     assert [arm["keep"] for arm in shown["arms"]] == [1.0, 0.5, 0.3, 0.1]
     assert shown["tokens"] > 2500
-    assert "48213" in shown["arms"][0]["answer"]
+    phone, archive = shown["arms"][0]["answers"]
+    assert "5926" in phone
+    assert "48213" in archive
     for arm in shown["arms"]:
         kept = sum(map(sum, arm["kept_entries"])) / (90 * shown["tokens"])
         assert arm["kv_bytes_kept"] / arm["kv_bytes_full"] == pytest.approx(kept, rel=0.01)

@@ -185,7 +185,9 @@ def test_snapkv_ignores_how_large_its_logits_are():
 
 
 def test_snapkv_refuses_a_window_that_was_not_recorded():
-    with pytest.raises(RequestError, match="needs the last 8 queries, but 5 were recorded; prefill with query_window=8"):
+    with pytest.raises(
+        RequestError, match="needs the last 8 queries, but 5 were recorded; prefill with query_window=8"
+    ):
         SnapKV(WINDOW).score(signals(40, recorded=5))
 
 

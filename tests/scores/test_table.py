@@ -53,7 +53,10 @@ def test_every_scorer_is_a_hashable_value_that_says_what_it_reads_and_where_it_i
         ("", "unknown scorer ''; known: keydiff"),
         ("KeyDiff", "did you mean 'keydiff'"),
         ("zzz", "unknown scorer 'zzz'; known: "),
-        ("snapkv:windw=3", "has no setting 'windw=3', did you mean 'window'.; settings: window, kernel, pooling, group"),
+        (
+            "snapkv:windw=3",
+            "has no setting 'windw=3', did you mean 'window'.; settings: window, kernel, pooling, group",
+        ),
         ("snapkv:window", "scorer 'snapkv' has no setting 'window'"),
         ("knorm:p=1", "scorer 'knorm' has no setting 'p=1'; settings: none"),
         ("snapkv:window=many", "scorer 'snapkv' setting 'window' is 'many'; it takes a value of type int"),

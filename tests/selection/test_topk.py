@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -73,7 +75,7 @@ def test_a_larger_budget_keeps_everything_a_smaller_one_does(case):
 
     kept = [take(ranking, Budget(tuple((count,) * n for n in heads))) for count in range(body + 1)]
 
-    for small, large in zip(kept, kept[1:], strict=False):
+    for small, large in itertools.pairwise(kept):
         for a, b in zip(small.positions, large.positions, strict=True):
             assert all(set(x) < set(y) for x, y in zip(a.tolist(), b.tolist(), strict=True))
 
