@@ -14,6 +14,9 @@ from wakesight.engines.hf.engine import HFEngine
 from wakesight.testing import tiny
 
 
+torch.set_num_threads(1)  # tiny tensors gain nothing from more, and lose much when cores are shared
+
+
 @pytest.fixture(autouse=True)
 def _no_gradients():
     with torch.no_grad():
@@ -33,4 +36,8 @@ def smollm2() -> HFEngine:
 
     if BUNDLED["smollm2"].path() is None:
         pytest.skip("the bundled model smollm2 is not installed")
-    return load("smollm2")
+    torch.set_num_threads(os.cpu_count() or 1)  # as a user would load it, one-token products included
+    try:
+        return load("smollm2")
+    finally:
+        torch.set_num_threads(1)

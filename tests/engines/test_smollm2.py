@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pydoc_data.topics
 
 import pytest
@@ -30,11 +31,10 @@ def english(smollm2) -> list[int]:
 
 
 @pytest.fixture(autouse=True)
-def _two_threads():
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
+def _all_threads():
+    torch.set_num_threads(os.cpu_count() or 1)
     yield
-    torch.set_num_threads(before)
+    torch.set_num_threads(1)
 
 
 def prompt(english: list[int], length: int) -> tuple[list[int], list[int]]:
