@@ -13,7 +13,6 @@ import torch
 from wakesight.engines.hf.engine import HFEngine
 from wakesight.testing import tiny
 
-
 torch.set_num_threads(1)  # tiny tensors gain nothing from more, and lose much when cores are shared
 
 
