@@ -46,12 +46,10 @@ class Policy:
     def __post_init__(self) -> None:
         if isinstance(self.allocation, list):
             object.__setattr__(self, "allocation", tuple(self.allocation))
+        self._check_types()
         sizes = [name for name in ("keep", "entries", "bytes") if getattr(self, name) is not None]
-        if isinstance(self.allocation, tuple):
-            if sizes:
-                raise RequestError(f"an allocation of explicit counts is the whole size; leave out {sizes[0]}=")
-            if not all(isinstance(count, int) for count in self.allocation):
-                raise RequestError(f"explicit allocations are whole numbers per attention layer, got {self.allocation}")
+        if isinstance(self.allocation, tuple) and sizes:
+            raise RequestError(f"an allocation of explicit counts is the whole size; leave out {sizes[0]}=")
         if len(sizes) > 1:
             raise RequestError(f"give one size, not {' and '.join(sizes)}")
         if self.keep is not None:
@@ -69,7 +67,25 @@ class Policy:
             raise RequestError("unit='page' (eviction by whole pages) is not built yet; use --unit entry")
         if self.protect is not None and self.protect < 0:
             raise RequestError(f"protect={self.protect} must not be negative; it counts tokens kept at the start")
-        _ = (self.scorer_method, self.allocation_rule)  # unknown names are refused here, not after a long prefill
+        # Unknown names are refused here, not after a long prefill; a method and its name are equal policies.
+        object.__setattr__(self, "scorer", scorer_spec(self.scorer_method) or self.scorer)
+        if not isinstance(self.allocation_rule, tuple):
+            object.__setattr__(self, "allocation", allocation_spec(self.allocation_rule) or self.allocation)
+
+    def _check_types(self) -> None:
+        for name in ("entries", "bytes", "protect"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
+                raise RequestError(f"{name}={value!r} must be a whole number")
+        if not isinstance(self.scorer, str) and not hasattr(self.scorer, "score"):
+            raise RequestError(f"scorer={self.scorer!r} is neither a name nor an object with a score method")
+        if isinstance(self.allocation, tuple):
+            if not all(isinstance(count, int) and not isinstance(count, bool) for count in self.allocation):
+                raise RequestError(f"explicit allocations are whole numbers per attention layer, got {self.allocation}")
+        elif not isinstance(self.allocation, str) and not hasattr(self.allocation, "per_layer"):
+            raise RequestError(
+                f"allocation={self.allocation!r} is no name, no allocation object and no tuple of counts"
+            )
 
     @cached_property
     def scorer_method(self) -> Scorer:
@@ -96,11 +112,12 @@ class Policy:
     def to_json(self) -> dict[str, Any]:
         """Plain values; `from_json` gives an equal policy back for every built-in or plugged-in method."""
         plain = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        plain["scorer"] = self.scorer if isinstance(self.scorer, str) else scorer_spec(self.scorer)
+        for name in ("scorer", "allocation"):
+            if not isinstance(plain[name], (str, tuple)):
+                kind = type(plain[name]).__name__
+                raise RequestError(f"the {name} {kind} has no name in our tables, so it cannot be written as JSON")
         if isinstance(self.allocation, tuple):
             plain["allocation"] = list(self.allocation)
-        elif not isinstance(self.allocation, str):
-            plain["allocation"] = allocation_spec(self.allocation)
         return plain
 
     @classmethod

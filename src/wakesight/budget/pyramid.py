@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -22,7 +23,7 @@ class Pyramid:
     beta: float = 20.0
 
     def __post_init__(self) -> None:
-        if not self.beta >= 1:
+        if not 1 <= self.beta < math.inf:
             raise RequestError(f"pyramid beta={self.beta} must be at least 1; 20 is the usual value")
 
     def per_layer(self, request: BudgetRequest) -> tuple[int, ...]:

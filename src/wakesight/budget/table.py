@@ -17,6 +17,7 @@ def allocation(spec: str) -> Allocation:
     return found
 
 
-def allocation_spec(method: Allocation) -> str:
-    """The text form of an allocation, for records."""
-    return spec_of(method, name_of(method, ALLOCATIONS) or type(method).__name__)
+def allocation_spec(method: Allocation) -> str | None:
+    """The text form of an allocation, for records; None for a class that no table names."""
+    name = name_of(method, ALLOCATIONS)
+    return name and spec_of(method, name)

@@ -8,6 +8,7 @@ from typing import ClassVar
 import torch
 
 from wakesight.core import Scores, Signals
+from wakesight.errors import RequestError
 
 
 @dataclass(frozen=True)
@@ -16,6 +17,10 @@ class Random:
 
     seed: int = 0
     reads: ClassVar[tuple[str, ...]] = ("keys",)
+
+    def __post_init__(self) -> None:
+        if not -(2**63) <= self.seed < 2**64:
+            raise RequestError(f"random seed={self.seed} must fit into 64 bits")
 
     def score(self, signals: Signals) -> Scores:
         noise = torch.Generator().manual_seed(self.seed)

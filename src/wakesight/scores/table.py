@@ -21,6 +21,7 @@ def scorer(spec: str) -> Scorer:
     return found
 
 
-def scorer_spec(method: Scorer) -> str:
-    """The text form of a scorer, for records."""
-    return spec_of(method, name_of(method, SCORERS, ENTRY_POINTS) or type(method).__name__)
+def scorer_spec(method: Scorer) -> str | None:
+    """The text form of a scorer, for records; None for a class that no table and no plug-in names."""
+    name = name_of(method, SCORERS, ENTRY_POINTS)
+    return name and spec_of(method, name)
