@@ -14,7 +14,7 @@ from wakesight.engines.session import Session
 from wakesight.errors import RequestError
 from wakesight.policy import Policy
 from wakesight.testing import tiny
-from wakesight.testing.laws import state_digest
+from wakesight.testing.laws import cached, state_digest
 
 N = 150
 SCORERS = ("random", "streaming", "knorm", "keydiff", "snapkv")
@@ -87,7 +87,7 @@ def test_closing_everything_returns_everything(engine):
     with engine.prefill(tiny.tokens(N)) as parent, parent.compact(Policy(keep=0.5)) as child:
         child.ask(question(1))
         cache = child.cache()
-        engine.model.generate(torch.tensor([question(2)]), cache=cache, max_new_tokens=4, do_sample=False)
+        engine.model.generate(torch.tensor([question(2)]), **cached(cache), max_new_tokens=4, do_sample=False)
         del cache
     del parent, child
     gc.collect()

@@ -7,7 +7,7 @@ import torch
 
 from wakesight.policy import Policy
 from wakesight.testing import tiny
-from wakesight.testing.laws import clear_margin, greedy, masked_logits, relative_gap, same_but_for_ties
+from wakesight.testing.laws import cached, clear_margin, greedy, masked_logits, relative_gap, same_but_for_ties
 
 TOLERANCE = 1e-5
 N = 300
@@ -127,7 +127,7 @@ def test_the_model_continues_a_session_in_its_own_generate(engine):
     for session in (engine.prefill(context), engine.prefill(context).compact(Policy(scorer="random", keep=0.3))):
         expected = session.ask(question, max_new_tokens=10)
         cache = session.cache()
-        made = engine.model.generate(torch.tensor([question]), cache=cache, max_new_tokens=10, do_sample=False)
+        made = engine.model.generate(torch.tensor([question]), **cached(cache), max_new_tokens=10, do_sample=False)
         tokens = [t for t in made[0, len(question) :].tolist() if t != 257]
         assert tokens == list(expected.tokens)
         assert session.ask(question, max_new_tokens=10).tokens == expected.tokens  # the copy, not the session, grew

@@ -114,3 +114,10 @@ def state_digest(state: Any) -> str:
     for tensor in tensors:
         digest.update(tensor.contiguous().cpu().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
+
+
+def cached(cache: Any) -> dict[str, Any]:
+    """The keyword that hands `cache` to `generate`, as the installed transformers names it."""
+    from transformers import LlamaForCausalLM
+
+    return {compat.cache_keyword_of(LlamaForCausalLM): cache}

@@ -11,6 +11,7 @@ from wakesight.engines.hf.engine import load
 from wakesight.errors import RequestError
 from wakesight.policy import Policy
 from wakesight.testing import tiny
+from wakesight.testing.laws import cached
 
 
 @pytest.fixture(params=tiny.FAMILIES)
@@ -52,7 +53,7 @@ def test_other_caches_and_padded_batches_work_as_before(family, attention):
     expected = plain.generate(**inputs, **settings)
 
     assert torch.equal(ours.generate(**inputs, **settings), expected)
-    assert torch.equal(ours.generate(**inputs, **settings, cache=DynamicCache(config=ours.config)), expected)
+    assert torch.equal(ours.generate(**inputs, **settings, **cached(DynamicCache(config=ours.config))), expected)
 
 
 def test_full_ids_are_refused_by_name(family):
@@ -60,7 +61,7 @@ def test_full_ids_are_refused_by_name(family):
     context, question = tiny.tokens(40), tiny.tokens(5, seed=2)
     session = engine.prefill(context)
     with pytest.raises(RequestError, match="pass the question's ids only"):
-        engine.model.generate(torch.tensor([context + question]), cache=session.cache(), max_new_tokens=2)
+        engine.model.generate(torch.tensor([context + question]), **cached(session.cache()), max_new_tokens=2)
 
 
 def test_a_batch_on_one_sequence_is_refused_by_name(family):
@@ -68,7 +69,7 @@ def test_a_batch_on_one_sequence_is_refused_by_name(family):
     session = engine.prefill(tiny.tokens(40))
     questions = torch.tensor([tiny.tokens(5), tiny.tokens(5)])
     with pytest.raises(RequestError, match="not a batch of 2"):
-        engine.model.generate(questions, cache=session.cache(), max_new_tokens=2)
+        engine.model.generate(questions, **cached(session.cache()), max_new_tokens=2)
 
 
 def test_sampling_continues_from_a_compacted_cache(family):
@@ -78,7 +79,7 @@ def test_sampling_continues_from_a_compacted_cache(family):
     made = []
     for _ in range(2):
         torch.manual_seed(7)
-        made.append(engine.model.generate(question, cache=child.cache(), max_new_tokens=8, do_sample=True))
+        made.append(engine.model.generate(question, **cached(child.cache()), max_new_tokens=8, do_sample=True))
     assert torch.equal(made[0], made[1])
 
 

@@ -34,7 +34,12 @@ def _names_cache(forward: Any) -> str:
 
 def cache_keyword(module: Any) -> str:
     """The forward argument that takes the cache: `cache` since 5.24, `past_key_values` before."""
-    return _names_cache(type(module).forward)
+    return cache_keyword_of(type(module))
+
+
+def cache_keyword_of(module_class: Any) -> str:
+    """The same for a class of modules."""
+    return _names_cache(module_class.forward)
 
 
 def empty_layers(config: Any) -> list[Any]:
