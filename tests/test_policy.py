@@ -23,7 +23,7 @@ from wakesight.scores.knorm import KNorm
 from wakesight.scores.snapkv import SnapKV
 from wakesight.scores.table import SCORERS, scorer_spec
 
-LAWS = settings(deadline=None, derandomize=True, max_examples=300)
+LAWS = settings(deadline=None, derandomize=True, max_examples=120)
 VALUES = {
     int: st.integers(0, 200).map(lambda i: 2 * i + 1),  # odd and positive, which every scorer accepts
     float: st.floats(1, 1e6),

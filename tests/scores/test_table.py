@@ -14,7 +14,7 @@ from wakesight.scores.snapkv import SnapKV
 from wakesight.scores.streaming import Streaming
 from wakesight.scores.table import SCORERS, scorer, scorer_spec
 
-KNOWN_SIGNALS = {"keys", "values", "queries"}
+KNOWN = ", ".join(sorted(SCORERS))
 
 
 @pytest.mark.parametrize(
@@ -35,13 +35,13 @@ def test_a_name_and_its_settings_lead_to_a_scorer(spec, expected):
 
 
 @pytest.mark.parametrize("name", SCORERS)
-def test_every_scorer_is_a_hashable_value_that_says_what_it_reads_and_where_it_is_from(name):
+def test_every_scorer_is_a_hashable_value_that_says_what_it_is_and_reads(name):
     method = scorer(name)
 
     assert dataclasses.is_dataclass(method)
     assert hash(method) == hash(scorer(name))
-    assert set(method.reads) <= KNOWN_SIGNALS
-    assert type(method).__doc__.strip().startswith("s")  # the formula comes first
+    assert method.reads
+    assert not type(method).__doc__.startswith(f"{type(method).__name__}(")  # a text, not what dataclass writes
     with pytest.raises(dataclasses.FrozenInstanceError):
         method.reads = ()
 
@@ -49,8 +49,8 @@ def test_every_scorer_is_a_hashable_value_that_says_what_it_reads_and_where_it_i
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("snapvk", "unknown scorer 'snapvk', did you mean 'snapkv'.; known: keydiff, knorm, random, snapkv, streaming"),
-        ("", "unknown scorer ''; known: keydiff"),
+        ("snapvk", "unknown scorer 'snapvk', did you mean 'snapkv'.; known: " + KNOWN),
+        ("", "unknown scorer ''; known: " + KNOWN),
         ("KeyDiff", "did you mean 'keydiff'"),
         ("zzz", "unknown scorer 'zzz'; known: "),
         (

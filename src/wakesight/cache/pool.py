@@ -24,6 +24,8 @@ class Lease:
 
     def share(self) -> Lease:
         """One more owner of the same, from now on read-only, tensor."""
+        if self._owners == 0:
+            raise RuntimeError("this lease was already released")
         self._owners += 1
         return self
 

@@ -70,9 +70,9 @@ class Slots:
 
     def reserve(self, length: int, like: Mapping[str, Tensor] | None = None) -> None:
         """Make room for `length` slots in all. Held slots keep their content. `like` gives shapes the first time."""
-        if length <= self.capacity:
+        if length <= self.capacity and self._payloads:
             return
-        capacity = _rounded(max(length, self._wanted if not self._payloads else self.capacity + self.capacity // 4))
+        capacity = _rounded(max(length, 1, self._wanted if not self._payloads else self.capacity + self.capacity // 4))
         old = dict(self._payloads)
         shapes = like if like is not None and not old else {name: lease.tensor for name, lease in old.items()}
         grown: dict[str, Lease] = {}
