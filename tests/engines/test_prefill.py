@@ -29,6 +29,8 @@ def test_wrong_ids_chunks_and_lengths_are_refused(engine):
     for chunk in (0, 32, 100):
         with pytest.raises(RequestError, match="multiple of 64"):
             engine.prefill([1, 2], chunk=chunk)
+    with pytest.raises(RequestError, match="query_window=0 must be at least 1"):
+        engine.prefill([1, 2], query_window=0)
     with pytest.raises(RequestError, match=r"1024 tokens.*at most 1024"):
         engine.prefill(tiny.tokens(1024))
 

@@ -85,6 +85,8 @@ class HFEngine:
         """
         if chunk < 64 or chunk % 64:
             raise RequestError(f"chunk={chunk} must be a multiple of 64, at least 64; 512 is the default")
+        if query_window < 1:
+            raise RequestError(f"query_window={query_window} must be at least 1; 64 is the default")
         frame, context = self._tokens(text, instruction, chat)
         if len(context) < 2:
             found = "is empty" if not context else "has one token"
