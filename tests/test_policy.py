@@ -8,8 +8,9 @@ import json
 import math
 import typing
 
+import numpy
 import pytest
-from hypothesis import given, settings
+from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
 import wakesight
@@ -26,7 +27,7 @@ from wakesight.scores.table import SCORERS, scorer_spec
 LAWS = settings(deadline=None, derandomize=True, max_examples=120)
 VALUES = {
     int: st.integers(0, 200).map(lambda i: 2 * i + 1),  # odd and positive, which every scorer accepts
-    float: st.floats(1, 1e6),
+    float: st.floats(0, 1) | st.floats(1, 1e6),
     bool: st.booleans(),
 }
 
@@ -42,7 +43,10 @@ def methods(draw, table):
         hint = hints[field.name]
         choices = st.sampled_from(typing.get_args(hint)) if typing.get_origin(hint) is typing.Literal else VALUES[hint]
         fields[field.name] = draw(st.one_of(st.just(field.default), choices))
-    return cls(**fields)
+    try:
+        return cls(**fields)
+    except RequestError:
+        reject()  # a value out of this setting's range
 
 
 SIZES = st.one_of(
@@ -98,7 +102,51 @@ def test_a_policy_is_plain_values_in_json():
         "unit": "entry",
         "evicted": "drop",
         "residency": None,
+        "page_size": 16,
+        "page_reduce": "max",
     }
+    assert Policy.from_json({"scorer": "knorm", "unit": "entry"}) == Policy(scorer="knorm")  # an older record
+
+
+@given(st.integers(1, 4096), st.sampled_from(["max", "mean", "sum"]), st.sampled_from(["entry", "page"]))
+@LAWS
+def test_a_policy_by_page_survives_json(page_size, reduce, unit):
+    policy = Policy(keep=0.3, unit=unit, page_size=page_size, page_reduce=reduce)
+
+    assert through_json(policy) == policy
+
+
+def test_numpy_numbers_become_plain_ones():
+    policy = Policy(entries=numpy.int64(5), protect=numpy.uint8(3), page_size=numpy.int32(8))
+
+    assert policy == Policy(entries=5, protect=3, page_size=8)
+    assert type(policy.entries) is type(policy.protect) is type(policy.page_size) is int
+    assert Policy(keep=numpy.float32(0.25)) == Policy(keep=0.25)
+    assert type(Policy(keep=numpy.float32(0.25)).keep) is type(Policy(keep=1).keep) is float
+    assert type(Policy(bytes=numpy.int64(10**12)).bytes) is int
+    counts = Policy(allocation=tuple(numpy.arange(3))).allocation
+    assert counts == (0, 1, 2)
+    assert all(type(count) is int for count in counts)
+    assert through_json(policy) == policy
+
+
+class ByLayer:
+    def per_layer(self, request):
+        return (request.per_head,) * request.layers
+
+
+class ByHead:
+    def per_head(self, request, body):
+        return body.counts
+
+
+@pytest.mark.parametrize("rule", [ByLayer(), ByHead()])
+def test_an_object_with_either_method_is_an_allocation(rule):
+    policy = Policy(allocation=rule, keep=0.3)
+
+    assert policy.allocation_rule is rule
+    with pytest.raises(RequestError, match="has no name in our tables"):
+        policy.to_json()
 
 
 def test_json_with_an_unknown_field_is_refused():
@@ -159,12 +207,16 @@ def test_a_policy_is_frozen():
         ({"evicted": "demote"}, "not built yet; use --evicted drop"),
         ({"evicted": "burn"}, "evicted='burn' is unknown; use evicted='drop'"),
         ({"residency": object()}, "not built yet"),
-        ({"unit": "page"}, "not built yet; use --unit entry"),
-        ({"unit": "token"}, "unit='token' is unknown; use unit='entry'"),
+        ({"unit": "page", "evicted": "demote"}, "not built yet; use --evicted drop"),
+        ({"unit": "token"}, "unit='token' is unknown; use unit='entry' or unit='page'"),
+        ({"page_size": 0}, "page_size=0 is no page: it counts consecutive positions, 1 to 4096; 16 is the usual"),
+        ({"page_size": 4097, "unit": "page"}, "page_size=4097 is no page"),
+        ({"page_reduce": "min"}, "page_reduce='min' is unknown; use 'max' or 'mean' or 'sum'"),
         ({"scorer": "keydif"}, "unknown scorer 'keydif', did you mean 'keydiff'"),
         ({"scorer": "snapkv:kernel=2"}, "odd kernel"),
         ({"allocation": "piramid"}, "unknown allocation 'piramid', did you mean 'pyramid'"),
         ({"allocation": "pyramid:beta=0"}, "must be at least 1"),
+        ({"allocation": "ada:alpha=2"}, "alpha=2.0 is no share"),
     ],
 )
 def test_contradictions_are_refused_before_any_work(fields, message):
@@ -183,7 +235,24 @@ def test_a_field_no_policy_has_is_refused():
 
 @pytest.mark.parametrize(
     "fields",
-    [{"entries": 2.5}, {"entries": "5"}, {"bytes": "1e6"}, {"protect": 2.5}, {"scorer": None}, {"allocation": 3}],
+    [
+        {"entries": 2.5},
+        {"entries": "5"},
+        {"entries": True},
+        {"entries": numpy.bool_(True)},
+        {"bytes": "1e6"},
+        {"protect": 2.5},
+        {"scorer": None},
+        {"allocation": 3},
+        {"allocation": object()},
+        {"allocation": (1, True)},
+        {"keep": "0.3"},
+        {"keep": True},
+        {"keep": 1j},
+        {"page_size": None},
+        {"page_size": 8.0},
+        {"page_reduce": None},
+    ],
 )
 def test_fields_of_the_wrong_type_are_refused(fields):
     with pytest.raises(RequestError):

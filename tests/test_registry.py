@@ -6,6 +6,7 @@ import contextlib
 import importlib.metadata
 import subprocess
 import sys
+import types
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -160,3 +161,44 @@ def test_a_broken_plug_in_does_not_disturb_the_others(plug_in):
 
     assert scorer("toy") == Toy()
     assert scorer("knorm") == KNorm()
+    assert scorer_spec(Toy()) == "toy"
+
+
+@pytest.mark.parametrize("target", ["no_such_module:Nothing", f"{__name__}:Nothing"])
+def test_a_plug_in_that_cannot_be_loaded_is_named_in_one_sentence(plug_in, target):
+    plug_in(broken=target)
+
+    with pytest.raises(RequestError, match=f"scorer 'broken' comes from a plug-in .* from '{target}' .*; reinstall"):
+        scorer("broken:window=3")
+
+
+def test_a_plug_in_may_name_its_class_where_another_module_exports_it(plug_in, monkeypatch):
+    front = types.ModuleType("toys")
+    front.Toy = Toy
+    monkeypatch.setitem(sys.modules, "toys", front)
+    monkeypatch.setattr(Toy, "__module__", "toys.inner.place")
+    plug_in(broken="toys.missing:Toy", other="elsewhere:Toy", toy="toys:Toy")
+
+    assert scorer("toy") == Toy()
+    assert scorer_spec(Toy(9)) == "toy:count=9"
+
+
+def test_a_plug_in_of_another_package_is_not_imported_to_compare(plug_in, monkeypatch):
+    def load(point):
+        raise AssertionError(f"{point} was loaded")
+
+    plug_in(other="elsewhere:Toy")
+    monkeypatch.setattr(importlib.metadata.EntryPoint, "load", load)
+
+    assert scorer_spec(Toy()) is None
+
+
+def test_installed_packages_are_searched_once(monkeypatch):
+    searches = []
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: searches.append(group) or [])
+
+    for _ in range(3):
+        assert scorer(scorer_spec(KNorm())) == KNorm()
+        assert scorer_spec(Toy()) is None
+
+    assert searches == [ENTRY_POINTS]

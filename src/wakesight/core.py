@@ -8,7 +8,7 @@ into `ModelGeometry.attention_layers`, not the model's own layer number.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NewType
 
@@ -55,23 +55,38 @@ class ModelGeometry:
 class Signals:
     """What a scorer may read of one prefilled context; no question is in it.
 
-    `streams` maps a name to one tensor per attention layer:
+    `streams` maps a name to one tensor per attention layer. Always there:
 
-    - `keys`, `values`: [kv_head, token, dim], as stored (keys after RoPE);
+    - `keys`, `values`: [kv_head, token, dim], as stored (keys after RoPE), zeros where nothing is held;
     - `queries`: [query_head, window, dim], the last context queries after RoPE.
+
+    Recorded on request (`prefill(record=...)`):
+
+    - `attention_sums`: float32 [query_head, token], softmax weight each entry got from all context queries;
+    - `query_mean` [query_head, dim], `query_covariance` [query_head, dim, dim]: moments of the context's
+      queries before RoPE, the first 4 left out;
+    - `future_rotation`: [2, position, rotary_dim], cosine and sine of RoPE at the positions after the context;
+      dims beyond rotary_dim are not rotated, a layer without RoPE has rotary_dim 0.
+
+    held: per attention layer bool [kv_head, token], which entries exist; None when all do. A score where
+    nothing is held is ignored.
     """
 
     tokens: int  # n, the logical length
     prefix: int  # prot, tokens protected at the start
     scaling: tuple[float, ...]  # softmax scale per attention layer
-    streams: Mapping[str, tuple[Tensor, ...]]
+    streams: Mapping[str, Sequence[Tensor]]
+    held: tuple[Tensor, ...] | None = None
 
-    def __getitem__(self, name: str) -> tuple[Tensor, ...]:
+    def __getitem__(self, name: str) -> Sequence[Tensor]:
         try:
             return self.streams[name]
         except KeyError:
             have = ", ".join(sorted(self.streams))
-            raise RequestError(f"the signal {name!r} was not recorded for this session; it has {have}") from None
+            raise RequestError(
+                f"the signal {name!r} was not recorded for this session (it has {have}); "
+                f"prefill with record=[{name!r}]"
+            ) from None
 
 
 @dataclass(frozen=True)
@@ -112,23 +127,32 @@ class Budget:
 
 @dataclass(frozen=True)
 class KeptSet:
-    """Which entries stay: per attention layer int64 positions [kv_head, kept], ascending, prefix included."""
+    """Which entries stay: positions[layer][head] is int64 [kept], ascending, prefix included; heads may differ."""
 
-    positions: tuple[Tensor, ...]
+    positions: tuple[tuple[Tensor, ...], ...]
 
     @property
     def counts(self) -> list[list[int]]:
         """Kept entries per attention layer and KV head, prefix included."""
-        return [[p.shape[1]] * p.shape[0] for p in self.positions]
+        return [[len(head) for head in layer] for layer in self.positions]
+
+    def extended(self, start: int, stop: int) -> KeptSet:
+        """This set and every entry of the positions start .. stop - 1."""
+        return KeptSet(
+            tuple(
+                tuple(torch.cat([head, torch.arange(start, stop, device=head.device)]) for head in layer)
+                for layer in self.positions
+            )
+        )
 
     def per_token(self, tokens: int) -> Tensor:
         """How many (layer, head) entries of each token stay: int64 [token]."""
-        where = torch.cat([p.reshape(-1) for p in self.positions]).cpu()
+        where = torch.cat([head.cpu() for layer in self.positions for head in layer])
         return torch.bincount(where, minlength=tokens)
 
     def per_layer_token(self, tokens: int) -> Tensor:
         """The share of a layer's heads that keep each token: float32 [layer, token]."""
-        rows = [torch.bincount(p.reshape(-1).cpu(), minlength=tokens) / p.shape[0] for p in self.positions]
+        rows = [torch.bincount(torch.cat(layer).cpu(), minlength=tokens) / len(layer) for layer in self.positions]
         return torch.stack(rows)
 
 

@@ -6,16 +6,21 @@ Takes names, fields or method objects; gives methods to the session and plain JS
 from __future__ import annotations
 
 import dataclasses
+import operator
+import typing
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from wakesight.budget.base import Allocation
+from wakesight.budget.base import Allocation, DataFree, ScoreBased
 from wakesight.budget.rounding import check_keep
 from wakesight.budget.table import allocation, allocation_spec
 from wakesight.errors import RequestError
 from wakesight.scores.base import Scorer
 from wakesight.scores.table import scorer, scorer_spec
+from wakesight.selection.pages import Reduce
+
+LARGEST_PAGE = 4096
 
 
 @dataclass(frozen=True)
@@ -28,7 +33,11 @@ class Policy:
     keep: fraction p in (0, 1] of the entries beyond the protected prefix; or `entries` per (layer,
         KV head) on average; or `bytes` of fast memory in all. At most one of the three.
     protect: tokens kept at the start, beyond any budget; None = the session's own prefix.
-    unit: "entry". evicted: "drop" (gone).
+    unit: "entry", or "page": `page_size` consecutive positions (1 to 4096) stay or go together, ranked by
+        the max, mean or sum (`page_reduce`) of their scores; the budget is filled with whole pages.
+    evicted: "drop" (gone).
+
+    Sizes may be numpy numbers; they are stored as Python's.
 
     Raises RequestError for a contradiction, an unknown name, or a part that is not built yet.
     """
@@ -42,6 +51,8 @@ class Policy:
     unit: str = "entry"
     evicted: str = "drop"
     residency: None = None
+    page_size: int = 16
+    page_reduce: Reduce = "max"
 
     def __post_init__(self) -> None:
         if isinstance(self.allocation, list):
@@ -54,17 +65,11 @@ class Policy:
             raise RequestError(f"give one size, not {' and '.join(sizes)}")
         if self.keep is not None:
             check_keep(self.keep)
+            object.__setattr__(self, "keep", float(self.keep))
         for name in ("entries", "bytes"):
             if (size := getattr(self, name)) is not None and size < 1:
                 raise RequestError(f"{name}={size} must be at least 1")
-        if self.evicted not in ("drop", "demote"):
-            raise RequestError(f"evicted={self.evicted!r} is unknown; use evicted='drop'")
-        if self.evicted == "demote" or self.residency is not None:
-            raise RequestError("evicted='demote' (a reversible cache) is not built yet; use --evicted drop")
-        if self.unit not in ("entry", "page"):
-            raise RequestError(f"unit={self.unit!r} is unknown; use unit='entry'")
-        if self.unit == "page":
-            raise RequestError("unit='page' (eviction by whole pages) is not built yet; use --unit entry")
+        self._check_eviction()
         if self.protect is not None and self.protect < 0:
             raise RequestError(f"protect={self.protect} must not be negative; it counts tokens kept at the start")
         # Unknown names are refused here, not after a long prefill; a method and its name are equal policies.
@@ -72,19 +77,41 @@ class Policy:
         if not isinstance(self.allocation_rule, tuple):
             object.__setattr__(self, "allocation", allocation_spec(self.allocation_rule) or self.allocation)
 
+    def _check_eviction(self) -> None:
+        if self.evicted not in ("drop", "demote"):
+            raise RequestError(f"evicted={self.evicted!r} is unknown; use evicted='drop'")
+        if self.evicted == "demote" or self.residency is not None:
+            raise RequestError("evicted='demote' (a reversible cache) is not built yet; use --evicted drop")
+        if self.unit not in ("entry", "page"):
+            raise RequestError(f"unit={self.unit!r} is unknown; use unit='entry' or unit='page'")
+        if not 1 <= self.page_size <= LARGEST_PAGE:
+            raise RequestError(
+                f"page_size={self.page_size} is no page: it counts consecutive positions, 1 to {LARGEST_PAGE}; "
+                "16 is the usual value"
+            )
+        if self.page_reduce not in typing.get_args(Reduce):
+            choices = " or ".join(repr(choice) for choice in typing.get_args(Reduce))
+            raise RequestError(f"page_reduce={self.page_reduce!r} is unknown; use {choices}")
+
     def _check_types(self) -> None:
-        for name in ("entries", "bytes", "protect"):
+        for name in ("entries", "bytes", "protect", "page_size"):
             value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
+            if value is None and name != "page_size":
+                continue
+            if (number := _whole(value)) is None:
                 raise RequestError(f"{name}={value!r} must be a whole number")
+            object.__setattr__(self, name, number)
         if not isinstance(self.scorer, str) and not hasattr(self.scorer, "score"):
             raise RequestError(f"scorer={self.scorer!r} is neither a name nor an object with a score method")
         if isinstance(self.allocation, tuple):
-            if not all(isinstance(count, int) and not isinstance(count, bool) for count in self.allocation):
+            counts = tuple(map(_whole, self.allocation))
+            if None in counts:
                 raise RequestError(f"explicit allocations are whole numbers per attention layer, got {self.allocation}")
-        elif not isinstance(self.allocation, str) and not hasattr(self.allocation, "per_layer"):
+            object.__setattr__(self, "allocation", counts)
+        elif not isinstance(self.allocation, (str, DataFree, ScoreBased)):
             raise RequestError(
-                f"allocation={self.allocation!r} is no name, no allocation object and no tuple of counts"
+                f"allocation={self.allocation!r} is no name, no allocation object (with per_layer or per_head) "
+                "and no tuple of counts"
             )
 
     @cached_property
@@ -127,3 +154,13 @@ class Policy:
         if unknown := sorted(plain.keys() - known):
             raise RequestError(f"a policy has no field {unknown[0]!r}; fields: {', '.join(sorted(known))}")
         return cls(**plain)
+
+
+def _whole(value: Any) -> int | None:
+    """`value` as a Python int; None for what is no whole number (a bool is none)."""
+    if isinstance(value, bool):
+        return None
+    try:
+        return operator.index(value)
+    except TypeError:
+        return None

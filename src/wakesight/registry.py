@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import importlib
 import importlib.metadata
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from wakesight.errors import RequestError
@@ -21,15 +22,16 @@ def resolve(spec: str, table: Mapping[str, str], kind: str, entry_points: str | 
     """Build the method that `spec` names.
 
     table: name -> "module:Class". entry_points: a group in which plug-ins may add names.
-    Raises RequestError for an unknown name ("did you mean"), an unknown field or a value of the wrong type.
+    Raises RequestError for an unknown name ("did you mean"), an unknown field, a value of the wrong type, or
+    a plug-in that cannot be loaded.
     """
     name, _, settings = spec.partition(":")
-    targets = dict(_plugins(entry_points)) if entry_points else {}
-    targets.update(table)  # a plug-in cannot replace a built-in name
-    if name not in targets:
-        raise RequestError(f"unknown {kind} {name!r}{did_you_mean(name, targets)}; known: {', '.join(sorted(targets))}")
-    module, _, attribute = targets[name].partition(":")
-    cls = getattr(importlib.import_module(module), attribute)
+    plugins = _plugins(entry_points)
+    known = {*plugins, *table}
+    if name not in known:
+        raise RequestError(f"unknown {kind} {name!r}{did_you_mean(name, known)}; known: {', '.join(sorted(known))}")
+    # a plug-in cannot replace a built-in name
+    cls = _built_in(table[name]) if name in table else _plugged_in(plugins[name], kind)
     return cls(**_fields(cls, settings, f"{kind} {name!r}"))
 
 
@@ -44,10 +46,17 @@ def spec_of(method: object, name: str) -> str:
 
 
 def name_of(method: object, table: Mapping[str, str], entry_points: str | None = None) -> str | None:
-    """The table's name for the class of `method`, or None for a class no table knows."""
-    target = f"{type(method).__module__}:{type(method).__qualname__}"
-    names = {**(dict(_plugins(entry_points)) if entry_points else {}), **table}
-    return next((name for name, known in names.items() if known == target), None)
+    """The table's name for the class of `method`, or None for a class no table knows.
+
+    A plug-in may name its class by any module that exports it; it is imported to compare only if both
+    share their top-level package.
+    """
+    cls = type(method)
+    target = f"{cls.__module__}:{cls.__qualname__}"
+    if name := next((name for name, known in table.items() if known == target), None):
+        return name
+    points = [point for name, point in _plugins(entry_points).items() if name not in table]
+    return next((point.name for point in points if _leads_to(point, cls, target)), None)
 
 
 def did_you_mean(word: str, known: typing.Iterable[str]) -> str:
@@ -56,8 +65,43 @@ def did_you_mean(word: str, known: typing.Iterable[str]) -> str:
     return f", did you mean {close[0]!r}?" if close else ""
 
 
-def _plugins(group: str) -> list[tuple[str, str]]:
-    return [(point.name, point.value) for point in importlib.metadata.entry_points(group=group)]
+def _built_in(target: str) -> Any:
+    module, _, attribute = target.partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+def _plugged_in(point: importlib.metadata.EntryPoint, kind: str) -> Any:
+    try:
+        return point.load()
+    except (ImportError, AttributeError) as error:
+        raise RequestError(
+            f"the {kind} {point.name!r} comes from a plug-in that cannot be loaded from {point.value!r} ({error}); "
+            f"reinstall that plug-in, or name another {kind}"
+        ) from error
+
+
+def _leads_to(point: importlib.metadata.EntryPoint, cls: type, target: str) -> bool:
+    if point.value == target:
+        return True
+    if point.module.partition(".")[0] != cls.__module__.partition(".")[0]:
+        return False
+    try:
+        return point.load() is cls
+    except (ImportError, AttributeError):
+        return False  # a broken neighbour is reported when somebody asks for it
+
+
+def _plugins(group: str | None) -> dict[str, importlib.metadata.EntryPoint]:
+    return _scan(group, importlib.metadata.entry_points) if group else {}
+
+
+@functools.cache
+def _scan(group: str, entry_points: Callable[..., Any]) -> dict[str, importlib.metadata.EntryPoint]:
+    """Plug-ins by name. Reading every installed package's metadata takes milliseconds, so it is done once.
+
+    entry_points: where to look, part of the key: a test that replaces it sees its own plug-ins.
+    """
+    return {point.name: point for point in entry_points(group=group)}
 
 
 def _fields(cls: Any, settings: str, what: str) -> dict[str, Any]:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from wakesight.budget.ada import Ada
+from wakesight.budget.base import Body, BudgetRequest
 from wakesight.budget.flat import Flat
+from wakesight.budget.pooled import Global
 from wakesight.budget.pyramid import Pyramid
-from wakesight.budget.resolve import entries_per_head, make_budget
+from wakesight.budget.resolve import check_allocation, entries_per_head, make_budget
 from wakesight.core import LayerIndex, ModelGeometry
 from wakesight.errors import RequestError
 
@@ -29,6 +33,10 @@ def geometry(kv_heads=(2, 2, 2), key_dims=None, value_dims=None, itemsize=2) -> 
         itemsize=itemsize,
         max_positions=1024,
     )
+
+
+def body(n_body: int, model: ModelGeometry, held: tuple[torch.Tensor, ...] | None = None) -> Body:
+    return Body(tuple(torch.rand(heads, n_body) for heads in model.kv_heads), None, held)
 
 
 def per_head(*, keep=None, entries=None, limit_bytes=None, n_body=100, prefix=10, fixed=1000, token=384) -> int:
@@ -57,6 +65,12 @@ def test_a_count_is_itself(entries):
 def test_counts_the_context_does_not_have_are_refused(entries):
     with pytest.raises(RequestError, match=f"entries={entries} cannot be kept: .* give --entries 1 to 100"):
         per_head(entries=entries)
+
+
+def test_a_count_of_a_context_that_is_all_prefix_is_refused_with_what_can_be_done():
+    with pytest.raises(RequestError, match=r"all 10 tokens .* protected prefix.*; give --keep 1, or .* --protect$"):
+        per_head(entries=5, n_body=0)
+    assert per_head(keep=1, n_body=0) == 0
 
 
 @st.composite
@@ -107,7 +121,7 @@ def test_all_heads_of_a_layer_share_the_layers_count(model, n_body, data):
     mean = data.draw(st.integers(0, n_body))
     rule = data.draw(st.sampled_from([Flat(), Pyramid(), Pyramid(3)]))
 
-    budget = make_budget(rule, mean, n_body, model)
+    budget = make_budget(rule, mean, body(n_body, model), model)
 
     assert tuple(len(heads) for heads in budget.counts) == model.kv_heads
     assert all(len(set(heads)) == 1 for heads in budget.counts)
@@ -117,12 +131,57 @@ def test_all_heads_of_a_layer_share_the_layers_count(model, n_body, data):
 
 def test_with_equal_heads_the_total_is_layers_times_heads_times_the_mean():
     model = geometry(kv_heads=(4,) * 16)
-    for rule in (Flat(), Pyramid()):
-        assert make_budget(rule, 123, 1000, model).total == 16 * 4 * 123
+    for rule in (Flat(), Pyramid(), Ada(), Global()):
+        assert make_budget(rule, 123, body(1000, model), model).total == 16 * 4 * 123
+
+
+def test_a_rule_that_reads_scores_may_give_every_head_another_count():
+    model = geometry(kv_heads=(2, 1))
+    scores = (torch.tensor([[3.0] * 4, [1.0] * 4]), torch.tensor([[2.0] * 4]))
+
+    assert make_budget(Global(), 2, Body(scores), model).counts == ((4, 0), (2,))
+    assert make_budget(Ada(0), 2, Body(scores), model).counts == ((4, 0), (2,))
+
+
+@given(models(), st.integers(1, 40), st.data())
+@LAWS
+def test_no_head_keeps_more_than_it_holds_and_nothing_is_invented(model, n_body, data):
+    torch.manual_seed(data.draw(st.integers(0, 99)))
+    held = tuple(torch.rand(heads, n_body) < 0.5 for heads in model.kv_heads)
+    rest, mean = body(n_body, model, held), data.draw(st.integers(0, n_body))
+
+    flat = make_budget(Flat(), mean, rest, model)
+    assert flat.counts == tuple(tuple(min(mean, have) for have in heads) for heads in rest.counts)
+    explicit = make_budget((mean,) * len(held), None, rest, model)
+    assert explicit == flat
+    layers = Pyramid().per_layer(BudgetRequest(mean, n_body, len(held)))
+    assert make_budget(Pyramid(), mean, rest, model).counts == tuple(
+        tuple(min(count, have) for have in heads) for count, heads in zip(layers, rest.counts, strict=True)
+    )
+    asked, there = mean * sum(model.kv_heads), sum(map(sum, rest.counts))
+    assert make_budget(Global(), mean, rest, model).total == min(asked, there)
+    assert make_budget(Ada(), mean, rest, model).total == sum(
+        min(len(heads) * mean, sum(heads)) for heads in rest.counts
+    )
+
+
+UNEVEN = [geometry(kv_heads=(2, 1)), geometry(kv_heads=(2, 2), key_dims=(16, 32))]
+
+
+@pytest.mark.parametrize("model", UNEVEN)
+@pytest.mark.parametrize(("rule", "name"), [(Pyramid(), "pyramid"), (Ada(0.5), "ada:alpha=0.5"), (Global(), "global")])
+def test_bytes_are_not_shared_among_layers_that_cost_differently(model, rule, name):
+    with pytest.raises(RequestError, match=f"bytes=999 .* allocation '{name}' .*; use --allocation flat, or give"):
+        check_allocation(rule, limit_bytes=999, n_body=10, geometry=model)
+    check_allocation(rule, limit_bytes=None, n_body=10, geometry=model)
+    check_allocation(Flat(), limit_bytes=999, n_body=10, geometry=model)
+    check_allocation(rule, limit_bytes=999, n_body=10, geometry=geometry())
 
 
 def test_explicit_counts_are_taken_as_they_are():
-    budget = make_budget((0, 17, 100), None, 100, geometry(kv_heads=(2, 1, 3)))
+    model = geometry(kv_heads=(2, 1, 3))
+
+    budget = make_budget((0, 17, 100), None, body(100, model), model)
 
     assert budget.counts == ((0, 0), (17,), (100, 100, 100))
     assert budget.total == 317
@@ -131,10 +190,14 @@ def test_explicit_counts_are_taken_as_they_are():
 @pytest.mark.parametrize("counts", [(), (5,), (5, 5), (5, 5, 5, 5)])
 def test_explicit_counts_for_another_number_of_layers_are_refused(counts):
     with pytest.raises(RequestError, match=f"names {len(counts)} layers, but this model has 3 attention layers"):
-        make_budget(counts, None, 100, geometry())
+        make_budget(counts, None, body(100, geometry()), geometry())
+    with pytest.raises(RequestError, match="3 attention layers"):
+        check_allocation(counts, limit_bytes=None, n_body=100, geometry=geometry())
 
 
 @pytest.mark.parametrize("count", [-1, 101])
 def test_explicit_counts_the_context_does_not_have_are_refused(count):
     with pytest.raises(RequestError, match=f"asks for {count} entries in attention layer 1; .* 0 to 100"):
-        make_budget((5, count, 5), None, 100, geometry())
+        make_budget((5, count, 5), None, body(100, geometry()), geometry())
+    with pytest.raises(RequestError, match=f"asks for {count} entries"):
+        check_allocation((5, count, 5), limit_bytes=None, n_body=100, geometry=geometry())

@@ -121,6 +121,30 @@ def test_without_a_floor_it_is_the_repeated_water_filling(case):
     assert counts == poured(weights, total, cap)
 
 
+@given(st.lists(st.tuples(WEIGHTS, st.integers(0, 30)), min_size=1, max_size=6), st.data())
+@LAWS
+def test_every_share_may_have_a_cap_of_its_own(pairs, data):
+    weights, caps = [w for w, _ in pairs], [cap for _, cap in pairs]
+    floor = data.draw(st.integers(0, min(caps)))
+    total = data.draw(st.integers(floor * len(caps), sum(caps)))
+
+    counts = apportion(weights, total, caps, floor)
+
+    assert sum(counts) == total
+    assert all(floor <= count <= cap for count, cap in zip(counts, caps, strict=True))
+    for i, j in ((i, j) for i in range(len(caps)) for j in range(len(caps))):
+        if weights[i] > weights[j] and counts[i] < caps[i]:
+            assert counts[i] >= counts[j]
+
+
+@given(shares())
+@LAWS
+def test_equal_caps_are_one_cap(case):
+    weights, total, cap, floor = case
+
+    assert apportion(weights, total, [cap] * len(weights), floor) == apportion(weights, total, cap, floor)
+
+
 def test_gates_that_span_twenty_fold_overflow_and_still_meet_the_total():
     gates = [0.022 * (0.459 / 0.022) ** (i / 15) for i in range(16)]
     for percent in range(1, 101):
@@ -148,6 +172,10 @@ def test_gates_that_span_twenty_fold_overflow_and_still_meet_the_total():
         ([0, 0], 0, 0, 0, (0, 0)),
         ([5, 1], 6, 3, 3, (3, 3)),  # cap = floor
         ([3.0], 7, 7, 0, (7,)),
+        ([], 0, 9, 0, ()),
+        ([1, 1, 1], 9, [1, 9, 9], 0, (1, 4, 4)),  # what the first cannot take goes to the others
+        ([8, 1, 0], 9, [4, 3, 9], 0, (4, 3, 2)),
+        ([0, 0, 0], 7, [1, 9, 9], 0, (1, 3, 3)),
     ],
 )
 def test_worked_examples(weights, total, cap, floor, expected):
@@ -160,6 +188,11 @@ def test_worked_examples(weights, total, cap, floor, expected):
 def test_totals_that_no_shares_can_reach_are_refused(weights, total, cap, floor):
     with pytest.raises(RequestError, match=f"^{total} entries cannot be shared among 2 layers with {floor} to {cap}"):
         apportion(weights, total, cap, floor)
+
+
+def test_nobody_can_take_nothing_but_nothing():
+    with pytest.raises(RequestError, match="1 entries cannot be shared among 0 layers"):
+        apportion([], 1, 9)
 
 
 @pytest.mark.parametrize("weight", [math.nan, math.inf, -math.inf, -1e-9, Fraction(-1, 3)])

@@ -7,12 +7,15 @@ import dataclasses
 import pytest
 
 from wakesight.errors import RequestError
+from wakesight.scores.expected_attention import ExpectedAttention
+from wakesight.scores.h2o import H2O
 from wakesight.scores.keydiff import KeyDiff
 from wakesight.scores.knorm import KNorm
 from wakesight.scores.random import Random
 from wakesight.scores.snapkv import SnapKV
 from wakesight.scores.streaming import Streaming
 from wakesight.scores.table import SCORERS, scorer, scorer_spec
+from wakesight.scores.tova import TOVA
 
 KNOWN = ", ".join(sorted(SCORERS))
 
@@ -27,6 +30,14 @@ KNOWN = ", ".join(sorted(SCORERS))
         ("keydiff:anchor=normalised_mean", KeyDiff("normalised_mean")),
         ("snapkv", SnapKV(32, 7, "max", "mean")),
         ("snapkv:window=16,kernel=5,pooling=avg,group=max", SnapKV(16, 5, "avg", "max")),
+        ("tova", TOVA()),
+        ("h2o", H2O(32, False, "mean")),
+        ("h2o:window=8,normalise=True,group=max", H2O(8, True, "max")),
+        ("expected_attention", ExpectedAttention(512, 4, 0.0, True, True)),
+        (
+            "expected_attention:horizon=64,sinks=0,epsilon=0.01,use_covariance=False,use_values=False",
+            ExpectedAttention(64, 0, 0.01, False, False),
+        ),
     ],
 )
 def test_a_name_and_its_settings_lead_to_a_scorer(spec, expected):
@@ -63,6 +74,12 @@ def test_every_scorer_is_a_hashable_value_that_says_what_it_is_and_reads(name):
         ("snapkv:window=1.5", "it takes a value of type int"),
         ("snapkv:pooling=mean", "setting 'pooling' is 'mean'; it takes one of max, avg, none"),
         ("snapkv:kernel=4", "odd kernel, got window=32, kernel=4"),
+        ("streaming:sinks=-1", "streaming sinks=-1 is too small: .*; use sinks=0 or more"),
+        ("h2o:window=-1", "h2o window=-1 is too small"),
+        ("h2o:normalise=yes", "setting 'normalise' is 'yes'; it takes true or false"),
+        ("tova:window=3", "scorer 'tova' has no setting 'window=3'"),
+        ("expected_attention:horizon=0", "horizon=0 is too small"),
+        ("expected_attention:epsilon=nan", "epsilon=nan is added to attention weights"),
         ("keydiff:reads=keys", "has no setting 'reads=keys'"),
     ],
 )

@@ -2,10 +2,33 @@
 
 from __future__ import annotations
 
-from wakesight.budget.base import Allocation, BudgetRequest
+from wakesight.budget.base import Allocation, Body, BudgetRequest, ScoreBased
+from wakesight.budget.flat import Flat
 from wakesight.budget.rounding import keep_to_count
+from wakesight.budget.table import allocation_spec
 from wakesight.core import Budget, ModelGeometry
 from wakesight.errors import RequestError
+
+
+def check_allocation(
+    rule: Allocation | tuple[int, ...], *, limit_bytes: int | None, n_body: int, geometry: ModelGeometry
+) -> None:
+    """What can be refused before anything is scored.
+
+    Raises RequestError for explicit counts that do not fit the model or the context, and for a byte limit
+    that an allocation could pass because layers differ in KV heads or in bytes per entry.
+    """
+    if isinstance(rule, tuple):
+        _check_counts(rule, n_body, geometry)
+    elif limit_bytes is not None and not isinstance(rule, Flat):
+        entry_bytes = {geometry.entry_bytes(layer) for layer in range(len(geometry.kv_heads))}
+        if len(entry_bytes) > 1 or len(set(geometry.kv_heads)) > 1:
+            name = allocation_spec(rule) or type(rule).__name__
+            raise RequestError(
+                f"bytes={limit_bytes} cannot be combined with the allocation {name!r} on this model: its layers differ "
+                "in KV heads or in bytes per entry, so moving entries between layers changes the bytes; "
+                "use --allocation flat, or give the size with --keep or --entries"
+            )
 
 
 def entries_per_head(
@@ -20,11 +43,7 @@ def entries_per_head(
     if keep is not None:
         return keep_to_count(keep, n_body)
     if entries is not None:
-        if not 1 <= entries <= n_body:
-            raise RequestError(
-                f"entries={entries} cannot be kept: this context has {n_body} entries per KV head beyond its "
-                f"protected prefix; give --entries 1 to {n_body}"
-            )
+        _check_entries(entries, n_body, prefix)
         return entries
     assert limit_bytes is not None
     count = (limit_bytes - fixed_bytes) // token_bytes - prefix
@@ -38,24 +57,52 @@ def entries_per_head(
 
 
 def make_budget(
-    rule: Allocation | tuple[int, ...], per_head: int | None, n_body: int, geometry: ModelGeometry
+    rule: Allocation | tuple[int, ...], per_head: int | None, body: Body, geometry: ModelGeometry
 ) -> Budget:
-    """Integers per (layer, KV head). Raises RequestError for an explicit tuple that does not fit the model."""
-    layers = len(geometry.attention_layers)
+    """Integers per (layer, KV head), none above what the head holds beyond the prefix.
+
+    rule: explicit counts per layer (then per_head is None), a data-free or a score-based allocation.
+    A head that holds fewer entries than its share keeps them all; only a score-based rule passes the rest
+    on to other heads. Raises RequestError for explicit counts that do not fit.
+    """
     if isinstance(rule, tuple):
-        counts = rule
-        if len(counts) != layers:
+        _check_counts(rule, body.n_body, geometry)
+        return _for_each_head(rule, body)
+    assert per_head is not None
+    request = BudgetRequest(per_head, body.n_body, len(geometry.attention_layers))
+    if isinstance(rule, ScoreBased):
+        return Budget(rule.per_head(request, body))
+    return _for_each_head(rule.per_layer(request), body)
+
+
+def _for_each_head(per_layer: tuple[int, ...], body: Body) -> Budget:
+    layers = zip(per_layer, body.counts, strict=True)
+    return Budget(tuple(tuple(min(count, held) for held in heads) for count, heads in layers))
+
+
+def _check_entries(entries: int, n_body: int, prefix: int) -> None:
+    if n_body == 0:
+        raise RequestError(
+            f"entries={entries} cannot be kept: all {prefix} tokens of this context belong to its protected prefix, "
+            "which stays in any case; give --keep 1, or protect fewer tokens with --protect"
+        )
+    if not 1 <= entries <= n_body:
+        raise RequestError(
+            f"entries={entries} cannot be kept: this context has {n_body} entries per KV head beyond its "
+            f"protected prefix; give --entries 1 to {n_body}"
+        )
+
+
+def _check_counts(counts: tuple[int, ...], n_body: int, geometry: ModelGeometry) -> None:
+    layers = len(geometry.attention_layers)
+    if len(counts) != layers:
+        raise RequestError(
+            f"the allocation names {len(counts)} layers, but this model has {layers} attention layers; "
+            "give one number of entries for each"
+        )
+    for layer, count in enumerate(counts):
+        if not 0 <= count <= n_body:
             raise RequestError(
-                f"the allocation names {len(counts)} layers, but this model has {layers} attention layers; "
-                "give one number of entries for each"
+                f"the allocation asks for {count} entries in attention layer {layer}; "
+                f"this context has 0 to {n_body} beyond its protected prefix"
             )
-        for layer, count in enumerate(counts):
-            if not 0 <= count <= n_body:
-                raise RequestError(
-                    f"the allocation asks for {count} entries in attention layer {layer}; "
-                    f"this context has 0 to {n_body} beyond its protected prefix"
-                )
-    else:
-        assert per_head is not None
-        counts = rule.per_layer(BudgetRequest(per_head, n_body, layers))
-    return Budget(tuple((count,) * heads for count, heads in zip(counts, geometry.kv_heads, strict=True)))

@@ -7,6 +7,7 @@ All shares are exact rationals, so a total is met exactly and equal weights give
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Sequence
 from fractions import Fraction
 
@@ -30,28 +31,31 @@ def keep_to_count(keep: float, n_body: int) -> int:
 
 
 def check_keep(keep: float) -> None:
-    """Raise RequestError unless 0 < keep <= 1."""
-    if not (isinstance(keep, (int, float)) and math.isfinite(keep) and 0 < keep <= 1):
+    """Raise RequestError unless `keep` is a real number with 0 < keep <= 1; numpy's numbers count."""
+    if not (isinstance(keep, numbers.Real) and not isinstance(keep, bool) and 0 < keep <= 1):
         raise RequestError(f"keep={keep} is no kept fraction: it must be above 0 and at most 1, for example --keep 0.3")
 
 
-def apportion(weights: Sequence[float | Fraction], total: int, cap: int, floor: int = 0) -> tuple[int, ...]:
+def apportion(
+    weights: Sequence[float | Fraction], total: int, cap: int | Sequence[int], floor: int = 0
+) -> tuple[int, ...]:
     """Share `total` in proportion to `weights`, every share within [floor, cap], the sum exact.
 
-    Water-filling first (shares that overflow `cap` or fall below `floor` are fixed there and the
-    rest is shared again), then largest remainder, ties to the lower index; a share fixed at a
-    bound gets no remainder unit. Source: GateSight `layer_power_budget`; cap, floor and tie rule ours.
+    cap: one for all, or one for each. Water-filling first (shares that overflow `cap` or fall below `floor`
+    are fixed there and the rest is shared again), then largest remainder, ties to the lower index; a share
+    fixed at a bound gets no remainder unit. Source: GateSight `layer_power_budget`; cap, floor and tie rule ours.
 
     Raises RequestError if no shares within the bounds can reach `total`, or a weight is negative or NaN.
     """
     if any(not math.isfinite(w) or w < 0 for w in weights):
         raise RequestError(f"budget weights must be finite and not negative, got {[float(w) for w in weights]}")
-    if not len(weights) * floor <= total <= len(weights) * cap:
+    caps = [cap] * len(weights) if isinstance(cap, int) else list(cap)
+    if not len(weights) * floor <= total <= sum(caps):
         raise RequestError(
             f"{total} entries cannot be shared among {len(weights)} layers with {floor} to {cap} each; "
             "ask for fewer entries"
         )
-    shares = _waterfill([Fraction(w) for w in weights], total, cap, floor)
+    shares = _waterfill([Fraction(w) for w in weights], total, caps, floor)
     counts = [math.floor(x) for x in shares]
     by_remainder = sorted(range(len(shares)), key=lambda i: (counts[i] - shares[i], i))
     for i in by_remainder[: total - sum(counts)]:
@@ -59,25 +63,36 @@ def apportion(weights: Sequence[float | Fraction], total: int, cap: int, floor: 
     return tuple(counts)
 
 
-def _waterfill(weights: list[Fraction], total: int, cap: int, floor: int) -> list[Fraction]:
-    """Shares x_i = clamp(level * w_i, floor, cap) whose sum is `total`.
+def _waterfill(weights: list[Fraction], total: int, caps: list[int], floor: int) -> list[Fraction]:
+    """Shares x_i = clamp(level * w_i, floor, cap_i) whose sum is `total`.
 
-    The sum rises with `level`, so the level lies between two of the points where a share meets a
-    bound; between those the sum is linear and the level follows exactly. Weights of 0 stay at the
-    floor unless everybody else is full.
+    Weights of 0 stay at the floor unless everybody else is full; then they share the rest equally.
     """
-    positive = [w for w in weights if w > 0]
-    zeros = len(weights) - len(positive)
-    left = total - zeros * floor
-    if left > len(positive) * cap or not positive:  # only the weightless can take the rest, equally
-        rest = Fraction(total - len(positive) * cap, zeros)
-        return [Fraction(cap) if w > 0 else rest for w in weights]
+    heavy = [i for i, w in enumerate(weights) if w > 0]
+    light = [i for i, w in enumerate(weights) if w == 0]
+    for_light = max(len(light) * floor, total - sum(caps[i] for i in heavy))
+    shares = dict.fromkeys(range(len(weights)), Fraction(0))
+    for members, part in ((heavy, total - for_light), (light, for_light)):
+        found = _level([weights[i] or Fraction(1) for i in members], part, [caps[i] for i in members], floor)
+        shares.update(zip(members, found, strict=True))
+    return list(shares.values())
+
+
+def _level(weights: list[Fraction], total: int, caps: list[int], floor: int) -> list[Fraction]:
+    """The same for weights above 0.
+
+    The sum rises with `level`, so the level lies between two of the points where a share meets a bound;
+    between those the sum is linear and the level follows exactly.
+    """
+    if not weights:
+        return []
+    pairs = list(zip(weights, caps, strict=True))
 
     def filled(level: Fraction) -> Fraction:
-        return sum((min(max(level * w, Fraction(floor)), Fraction(cap)) for w in positive), Fraction(0))
+        return sum((min(max(level * w, Fraction(floor)), Fraction(cap)) for w, cap in pairs), Fraction(0))
 
-    bends = sorted({Fraction(bound) / w for w in positive for bound in (floor, cap)})
-    low = max((b for b in bends if filled(b) <= left), default=bends[0])
-    free = [w for w in positive if floor <= low * w < cap]
-    level = low + (left - filled(low)) / sum(free) if free else low
-    return [min(max(level * w, Fraction(floor)), Fraction(cap)) if w > 0 else Fraction(floor) for w in weights]
+    bends = sorted({Fraction(bound) / w for w, cap in pairs for bound in (floor, cap)})
+    low = max((b for b in bends if filled(b) <= total), default=bends[0])
+    free = [w for w, cap in pairs if floor <= low * w < cap]
+    level = low + (total - filled(low)) / sum(free) if free else low
+    return [min(max(level * w, Fraction(floor)), Fraction(cap)) for w, cap in pairs]

@@ -8,6 +8,8 @@ from wakesight.registry import name_of, resolve, spec_of
 ALLOCATIONS = {
     "flat": "wakesight.budget.flat:Flat",
     "pyramid": "wakesight.budget.pyramid:Pyramid",
+    "ada": "wakesight.budget.ada:Ada",
+    "global": "wakesight.budget.pooled:Global",  # the module cannot be called global
 }
 
 

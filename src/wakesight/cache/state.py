@@ -1,11 +1,13 @@
-"""A session's state as one value: storage per attention layer, recurrent states, two lengths."""
+"""A session's state as one value: storage per attention layer, small fixed states, two kinds of length."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from wakesight.cache.compaction.gather import gather
+import torch
+
+from wakesight.cache.compaction.gather import copy, gather
 from wakesight.cache.pool import Lease, Pool
 from wakesight.cache.slots import Slots
 from wakesight.core import KeptSet
@@ -13,17 +15,18 @@ from wakesight.core import KeptSet
 
 @dataclass
 class SessionState:
-    """Everything a context left behind after prefill or compaction.
+    """Everything one sequence left behind after prefill or compaction.
 
     slots: one storage per attention layer; their lengths are the *physical* lengths.
-    recurrent: named snapshots of recurrent and conv states; read-only and shared with children.
+    states: named snapshots of what does not grow with the context (recurrent and conv states, sliding
+        windows); read-only and shared with children.
     tokens: the context's ids; its length is the *logical* length, whatever the slots hold.
-    kept: None while the state is whole.
+    kept: which positions the slots hold; None while they hold all.
     """
 
     pool: Pool
     slots: tuple[Slots, ...]
-    recurrent: dict[str, Lease]
+    states: dict[str, Lease]
     tokens: tuple[int, ...]
     prefix: int
     kept: KeptSet | None = None
@@ -33,51 +36,66 @@ class SessionState:
         return len(self.tokens)
 
     @property
-    def physical_lengths(self) -> list[int]:
-        return [slots.length for slots in self.slots]
+    def physical_lengths(self) -> list[tuple[int, ...]]:
+        """Held entries per attention layer and KV head."""
+        return [slots.lengths for slots in self.slots]
 
     @property
-    def recurrent_bytes(self) -> int:
-        return sum(lease.bytes for lease in self.recurrent.values())
+    def state_bytes(self) -> int:
+        return sum(lease.bytes for lease in self.states.values())
 
     def compacted(self, kept: KeptSet, slack: int) -> SessionState:
         """A child that holds only `kept`, in storage of its own; this state is only read.
 
-        All or nothing: if memory runs out, nothing new stays allocated.
+        kept: logical positions, all of them held here. All or nothing: if memory runs out, nothing new
+        stays allocated.
         """
-        held: list[Slots] = []
-        try:
-            for slots, positions in zip(self.slots, kept.positions, strict=True):
-                held.append(gather(slots, positions, self.pool, slack))
-        except BaseException:
-            release_all(held)
-            raise
-        return self._child(held, kept)
+        where = kept.positions if self.kept is None else _slots_of(kept, self.kept)
+        return self._child(lambda layer: gather(self.slots[layer], where[layer], slack), kept)
 
     def copy(self, slack: int) -> SessionState:
         """The same entries in storage of their own."""
-        held: list[Slots] = []
-        try:
-            for slots in self.slots:
-                held.append(Slots(self.pool, capacity=slots.length + slack))
-                held[-1].append({name: slots.read(name) for name in slots.names})
-        except BaseException:
-            release_all(held)
-            raise
-        return self._child(held, self.kept)
+        return self._child(lambda layer: copy(self.slots[layer], slack), self.kept)
+
+    def read_on(self, tokens: Sequence[int], states: dict[str, Lease]) -> None:
+        """`tokens` were appended to the slots for good; `states` replace what does not grow."""
+        if self.kept is not None:
+            start, stop = self.logical_length, self.logical_length + len(tokens)
+            self.kept = self.kept.extended(start, stop)
+        for lease in self.states.values():
+            lease.release()
+        self.states = states
+        self.tokens = (*self.tokens, *tokens)
+
+    def truncate(self, lengths: list[tuple[int, ...]]) -> None:
+        """Cut every layer back to the physical lengths it had before; () is an empty layer."""
+        for slots, length in zip(self.slots, lengths, strict=True):
+            slots.truncate(length or (0,) * len(slots.lengths))
 
     def release(self) -> None:
-        """Return everything to the pool; shared recurrent states go with their last owner."""
-        release_all(self.slots)
-        for lease in self.recurrent.values():
+        """Return everything to the pool; shared states go with their last owner."""
+        for slots in self.slots:
+            slots.release()
+        for lease in self.states.values():
             lease.release()
-        self.recurrent = {}
+        self.states = {}
 
-    def _child(self, held: Sequence[Slots], kept: KeptSet | None) -> SessionState:
-        shared = {name: lease.share() for name, lease in self.recurrent.items()}
+    def _child(self, make: Callable[[int], Slots], kept: KeptSet | None) -> SessionState:
+        held: list[Slots] = []
+        try:
+            for layer in range(len(self.slots)):
+                held.append(make(layer))
+        except BaseException:
+            for slots in held:
+                slots.release()
+            raise
+        shared = {name: lease.share() for name, lease in self.states.items()}
         return SessionState(self.pool, tuple(held), shared, self.tokens, self.prefix, kept)
 
 
-def release_all(slots: Sequence[Slots]) -> None:
-    for one in slots:
-        one.release()
+def _slots_of(wanted: KeptSet, held: KeptSet) -> tuple[tuple[torch.Tensor, ...], ...]:
+    """Where the wanted positions lie in storage that holds `held`; both ascending."""
+    return tuple(
+        tuple(torch.searchsorted(have, want) for have, want in zip(have_layer, want_layer, strict=True))
+        for have_layer, want_layer in zip(held.positions, wanted.positions, strict=True)
+    )

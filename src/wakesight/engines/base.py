@@ -8,40 +8,59 @@ from typing import Protocol
 
 from torch import Tensor
 
+from wakesight.cache.pool import Pool
 from wakesight.cache.state import SessionState
 from wakesight.core import ModelGeometry
+from wakesight.engines.recording import Recording
 
 
 @dataclass(frozen=True)
 class Generation:
-    """Generated ids (end-of-sequence id left out), why it stopped, and seconds spent."""
+    """Generated ids (end-of-sequence id left out), why it stopped, and seconds spent.
+
+    question_s: reading this row's question. decode_s: the decode loop, shared by all rows. steps: decode
+    steps this row took part in.
+    """
 
     tokens: tuple[int, ...]
     finish: str
     question_s: float
     decode_s: float
-    steps: int  # decode steps timed in decode_s
+    steps: int
 
 
 class Engine(Protocol):
-    """Runs one model. Every call leaves the given state exactly as it found it."""
+    """Runs one model. Every call but `extend` leaves the given states exactly as it found them."""
 
     name: str
     geometry: ModelGeometry
     growth: int  # slack slots that new storage gets
+    pool: Pool
 
     def generate(
-        self, state: SessionState, tokens: Sequence[int], max_new_tokens: int, on_token: Callable[[int], None] | None
-    ) -> Generation:
-        """Greedy continuation of `state` after `tokens`."""
+        self, states: Sequence[SessionState], questions: Sequence[Sequence[int]], max_new_tokens: int,
+        on_token: Callable[[int], None] | None = None,
+    ) -> list[Generation]:  # fmt: skip
+        """Greedy continuation of every state after its question; rows decode together, weights are read once.
+
+        on_token: called with each new id of a single row.
+        """
         ...
 
     def logits(self, state: SessionState, tokens: Sequence[int]) -> Tensor:
         """Logits [token, vocabulary] for each of `tokens`, fed after `state`."""
         ...
 
-    def cache(self, state: SessionState) -> object:
-        """A copy of `state` in the form the engine's own generation loop continues from."""
+    def extend(self, state: SessionState, tokens: Sequence[int], recording: Recording, chunk: int) -> Recording:
+        """Read `tokens` into `state` for good; returns what was overheard. All or nothing."""
+        ...
+
+    def cache(self, states: Sequence[SessionState]) -> object:
+        """A copy of the states, one row each, in the form the engine's own generation loop continues from."""
+        ...
+
+    def fingerprint(self) -> str:
+        """Equal for equal architecture, weights and dtype, whatever the device."""
         ...
 
     def encode(self, text: str) -> list[int]:

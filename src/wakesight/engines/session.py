@@ -13,28 +13,31 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from wakesight.budget.resolve import entries_per_head, make_budget
+from wakesight.budget.resolve import check_allocation, entries_per_head, make_budget
+from wakesight.cache.slots import GROWTH
 from wakesight.cache.state import SessionState
 from wakesight.core import Answer, KeptSet, Signals
-from wakesight.engines.base import Engine
+from wakesight.engines.base import Engine, Generation
+from wakesight.engines.recording import Recording
 from wakesight.errors import RequestError
 from wakesight.models.chat import Frame
 from wakesight.policy import Policy
-from wakesight.scores.base import Scorer
+from wakesight.selection.pages import lift, snap
 from wakesight.selection.topk import Ranking, rank, take
 
 
 @dataclass(frozen=True)
 class SessionStats:
-    """Lengths in tokens, bytes as really held. kept_entries: per attention layer, per KV head, prefix included.
+    """Lengths in tokens, bytes as really held. physical_lengths and kept_entries: per attention layer, per KV
+    head, prefix included.
 
     kv_bytes_full: what the whole context takes; kv_bytes_kept: what this session holds of it, growth
-    slack (kv_bytes_slack) not counted; kv_bytes_freed = full - kept. state_bytes: recurrent states,
-    shared by a session and its children. sketch_bytes, reservoir_bytes: 0 without demotion.
+    slack (kv_bytes_slack) not counted; kv_bytes_freed = full - kept. state_bytes: recurrent states and
+    sliding windows, shared by a session and its children. sketch_bytes, reservoir_bytes: 0 without demotion.
     """
 
     logical_length: int
-    physical_lengths: list[int]
+    physical_lengths: list[list[int]]
     kept_entries: list[list[int]]
     kv_bytes_full: int
     kv_bytes_kept: int
@@ -56,16 +59,16 @@ class Session:
     """
 
     def __init__(
-        self, engine: Engine, state: SessionState, frame: Frame, signals: Callable[[], Signals] | None, *,
-        prefill_s: float, policy: Policy | None = None, score_s: float = 0.0, compact_s: float = 0.0,
+        self, engine: Engine, state: SessionState, frame: Frame, recording: Recording, *, prefill_s: float,
+        policy: Policy | None = None, score_s: float = 0.0, compact_s: float = 0.0,
     ) -> None:  # fmt: skip
         self.engine = engine
         self.policy = policy
         self.prefill_s, self.score_s, self.compact_s = prefill_s, score_s, compact_s
+        self.frame = frame
+        self.recording = recording
         self._state: SessionState | None = state
-        self._frame = frame
-        self._signals = signals  # None for a child: what it dropped cannot be scored again
-        self._rankings: dict[tuple[Scorer, int], tuple[Ranking, float]] = {}
+        self._rankings: dict[tuple[object, ...], tuple[Ranking, float]] = {}
         self._answering = False
 
     @property
@@ -86,21 +89,50 @@ class Session:
         return self.state.kept
 
     def signals(self) -> Signals:
-        """What a scorer may read of this context: views, nothing is copied. Raises RequestError for a child."""
-        self._check_whole()
-        assert self._signals is not None
-        return self._signals()
+        """What a scorer may read of this context: views of a whole session, entries among zeros of a child."""
+        return self.recording.signals(self.state)
+
+    def append(self, text: str | Sequence[int], *, chunk: int = 512) -> None:
+        """Continue the context for good: a further part of the document, or a turn that was had.
+
+        text: plain text, or token ids as they are. A child keeps every entry of the new tokens until it is
+        compacted again. If it fails, the session is as before. Raises RequestError for nothing to append or
+        too much for the model; WorkError on lack of memory.
+        """
+        state = self.state
+        self._not_answering()
+        ids = self.engine.encode(text) if isinstance(text, str) else list(text)
+        start = time.perf_counter()
+        self.recording = self.engine.extend(state, ids, self.recording, chunk)
+        self.prefill_s += time.perf_counter() - start
+        self._rankings = {}
 
     def compact(self, policy: Policy) -> Session:
         """A child that physically holds only what `policy` keeps. This session stays as it is.
 
-        Every policy with the same scorer shares one scoring, whatever its size or allocation.
+        Every policy with the same scorer shares one scoring, whatever its size or allocation. A child may be
+        compacted again: the size counts in its logical length, what it holds competes, and a head that holds
+        less than its share keeps all of it.
         Raises RequestError for a policy without a size, one this context cannot meet, or a scorer whose
         signals were not recorded; WorkError for non-finite scores or lack of memory. Nothing is left behind.
         """
         state = self.state
         self._not_answering()
-        self._check_whole()
+        prefix, per_head = self._size(policy)
+        ranking, score_s = self._ranked(policy, prefix)
+        start = time.perf_counter()
+        budget = make_budget(policy.allocation_rule, per_head, ranking.body, self.engine.geometry)
+        if policy.unit == "page":
+            budget = snap(budget, ranking, policy.page_size)
+        child = state.compacted(take(ranking, budget), self.engine.growth)
+        return Session(
+            self.engine, child, self.frame, self.recording, prefill_s=self.prefill_s, policy=policy, score_s=score_s,
+            compact_s=time.perf_counter() - start,
+        )  # fmt: skip
+
+    def _size(self, policy: Policy) -> tuple[int, int | None]:
+        """The protected prefix, and R entries per head beyond it (None for explicit counts)."""
+        state, geometry = self.state, self.engine.geometry
         if not policy.has_size:
             raise RequestError(
                 "the policy names no size; give keep=, entries= or bytes=, for example policy.at(keep=0.3)"
@@ -111,21 +143,16 @@ class Session:
             raise RequestError(
                 f"protect={prefix} is more than the context's {state.logical_length} tokens; protect fewer"
             )
-        per_head = None
-        if not isinstance(policy.allocation_rule, tuple):
-            geometry = self.engine.geometry
-            per_head = entries_per_head(
-                keep=policy.keep, entries=policy.entries, limit_bytes=policy.bytes, n_body=n_body, prefix=prefix,
-                fixed_bytes=state.recurrent_bytes + self._slack_bytes(), token_bytes=geometry.token_bytes,
-            )  # fmt: skip
-        budget = make_budget(policy.allocation_rule, per_head, n_body, self.engine.geometry)
-        ranking, score_s = self._ranked(policy.scorer_method, prefix)
-        start = time.perf_counter()
-        child = state.compacted(take(ranking, budget), self.engine.growth)
-        return Session(
-            self.engine, child, self._frame, None, prefill_s=self.prefill_s, policy=policy, score_s=score_s,
-            compact_s=time.perf_counter() - start,
+        rule = policy.allocation_rule
+        check_allocation(rule, limit_bytes=policy.bytes, n_body=n_body, geometry=geometry)
+        if isinstance(rule, tuple):
+            return prefix, None
+        per_head = entries_per_head(
+            keep=policy.keep, entries=policy.entries, limit_bytes=policy.bytes, n_body=n_body, prefix=prefix,
+            fixed_bytes=state.state_bytes + (self.engine.growth + GROWTH) * geometry.token_bytes,
+            token_bytes=geometry.token_bytes,
         )  # fmt: skip
+        return prefix, per_head
 
     def ask(
         self, text: str | Sequence[int], *, max_new_tokens: int = 128, stream: Callable[[str], None] | None = None
@@ -136,18 +163,10 @@ class Session:
         stream: called with each new piece of text. Stops at an end-of-sequence id, also as first token.
         Raises RequestError for an empty question or one that does not fit the model's limit.
         """
-        self._not_answering()
-        ids = self._question(text)
         pieces = _Pieces(self.engine.decode, stream)
-        self._answering = True
-        try:
-            made = self.engine.generate(self.state, ids, max_new_tokens, pieces.add if stream else None)
-        finally:
-            self._answering = False
+        answers = ask_together([self], [text], max_new_tokens, pieces.add if stream else None)
         pieces.finish()
-        rate = made.steps / made.decode_s if made.steps and made.decode_s > 0 else 0.0
-        timings = {"question_s": made.question_s, "decode_s": made.decode_s, "decode_tokens_per_s": rate}
-        return Answer(self.engine.decode(made.tokens), made.tokens, made.finish, timings)
+        return answers[0]
 
     def logits(self, tokens: Sequence[int]) -> Tensor:
         """Logits [token, vocabulary] for ids fed after the context; the session is left as it was."""
@@ -157,7 +176,7 @@ class Session:
     def cache(self) -> object:
         """A copy in the engine's own form, a transformers Cache: `model.generate(question_ids, cache=...)` goes on."""
         self._not_answering()
-        return self.engine.cache(self.state)
+        return self.engine.cache([self.state])
 
     @property
     def stats(self) -> SessionStats:
@@ -165,16 +184,16 @@ class Session:
         state, geometry = self.state, self.engine.geometry
         full = state.logical_length * geometry.token_bytes
         kept = sum(slots.held_bytes for slots in state.slots)
-        entries = [[length] * heads for length, heads in zip(state.physical_lengths, geometry.kv_heads, strict=True)]
+        entries = [list(heads) for heads in state.physical_lengths]
         return SessionStats(
             logical_length=state.logical_length,
-            physical_lengths=state.physical_lengths,
+            physical_lengths=entries,
             kept_entries=entries,
             kv_bytes_full=full,
             kv_bytes_kept=kept,
             kv_bytes_slack=sum(slots.slack_bytes for slots in state.slots),
             kv_bytes_freed=full - kept,
-            state_bytes=state.recurrent_bytes,
+            state_bytes=state.state_bytes,
             sketch_bytes=0,
             reservoir_bytes=0,
             prefill_s=self.prefill_s,
@@ -187,7 +206,7 @@ class Session:
         self._not_answering()
         if self._state is not None:
             self._state.release()
-        self._state, self._signals, self._rankings = None, None, {}
+        self._state, self._rankings = None, {}
 
     def __enter__(self) -> Session:
         return self
@@ -195,42 +214,65 @@ class Session:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _ranked(self, scorer: Scorer, prefix: int) -> tuple[Ranking, float]:
-        """This context's entries in the order `scorer` gives them; worked out once per scorer."""
-        key = (scorer, prefix)
+    def _ranked(self, policy: Policy, prefix: int) -> tuple[Ranking, float]:
+        """This context's entries in the order that the policy's scorer gives them; worked out once per scorer."""
+        unit = (policy.page_size, policy.page_reduce) if policy.unit == "page" else None
+        key = (policy.scorer_method, prefix, unit)
         if key not in self._rankings:
             start = time.perf_counter()
-            signals = self.signals()
+            signals, scorer = self.signals(), policy.scorer_method
             for name in scorer.reads:
                 _ = signals[name]
-            name = type(scorer).__name__
-            ranking = rank(scorer.score(signals).checked(name), prefix)
+            scores = scorer.score(signals).checked(type(scorer).__name__)
+            if unit is not None:
+                scores = lift(scores, policy.page_size, policy.page_reduce, prefix, signals.held)
+            ranking = rank(scores, prefix, signals.held)
             self._rankings[key] = (ranking, time.perf_counter() - start)
         return self._rankings[key]
 
-    def _check_whole(self) -> None:
-        _ = self.state
-        if self._signals is None:
-            raise RequestError(
-                "this session is already compacted and what it dropped is gone; compact its parent with another policy"
-            )
-
-    def _slack_bytes(self) -> int:
-        from wakesight.cache.slots import GROWTH
-
-        return (self.engine.growth + GROWTH) * self.engine.geometry.token_bytes
-
-    def _question(self, text: str | Sequence[int]) -> list[int]:
+    def question_ids(self, text: str | Sequence[int]) -> list[int]:
+        """Ids that ask `text` behind this context; ids are taken as they are."""
         if not isinstance(text, str):
             return list(text)
         if not text.strip():
             raise RequestError("the question is empty; type one after --question")
-        frame = self._frame
+        frame = self.frame
         return [*self.engine.encode(frame.separator + text), *frame.tail]
 
     def _not_answering(self) -> None:
         if self._answering:
             raise RequestError("this session is answering a question; wait for it, or ask a second child")
+
+
+def ask_together(
+    sessions: Sequence[Session], questions: Sequence[str | Sequence[int]], max_new_tokens: int = 128,
+    on_token: Callable[[int], None] | None = None,
+) -> list[Answer]:  # fmt: skip
+    """Answer one question per session in one batch; all sessions belong to one engine and are left as they were.
+
+    Children with kept sets of any shape go together: every row attends over its own entries, and the model's
+    weights are read once per step for all of them. Raises RequestError as `Session.ask` does.
+    """
+    for session in sessions:
+        session._not_answering()
+    engine = sessions[0].engine
+    if any(session.engine is not engine for session in sessions):
+        raise RequestError("the sessions belong to different engines; ask each engine's sessions together")
+    ids = [session.question_ids(question) for session, question in zip(sessions, questions, strict=True)]
+    for session in sessions:
+        session._answering = True
+    try:
+        rows = engine.generate([session.state for session in sessions], ids, max_new_tokens, on_token)
+    finally:
+        for session in sessions:
+            session._answering = False
+    return [_answer(row, engine.decode(row.tokens)) for row in rows]
+
+
+def _answer(row: Generation, text: str) -> Answer:
+    rate = row.steps / row.decode_s if row.steps and row.decode_s > 0 else 0.0
+    timings = {"question_s": row.question_s, "decode_s": row.decode_s, "decode_tokens_per_s": rate}
+    return Answer(text, row.tokens, row.finish, timings)
 
 
 class _Pieces:

@@ -1,19 +1,26 @@
-"""What a scorer is, and the few tensor steps that several of them share."""
+"""What a scorer is, and the few steps that several of them share."""
 
 from __future__ import annotations
 
-from typing import ClassVar, Protocol
+from collections.abc import Sequence
+from typing import ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor
 
 from wakesight.core import Scores, Signals
+from wakesight.errors import RequestError
+from wakesight.signals.precision import working_dtype
+
+Group = Literal["mean", "max"]  # how the query heads of a group become one score
 
 
 class Scorer(Protocol):
     """A frozen dataclass: fields are its settings, `reads` names the signals it needs.
 
-    `score` must not look beyond `signals` and must return finite float32 scores for every token.
+    `score` must not look beyond `signals`, goes through the layers once and in order (they may be computed
+    as they are asked for), and returns finite scores for every token: float32, or float64 for float64 keys.
+    What is stored where nothing is held must not matter; the score there is 0.
     """
 
     reads: ClassVar[tuple[str, ...]]
@@ -21,11 +28,70 @@ class Scorer(Protocol):
     def score(self, signals: Signals) -> Scores: ...
 
 
+def held_layers(signals: Signals) -> Sequence[Tensor | None]:
+    """Per attention layer bool [kv_head, token], or None where every entry is held."""
+    return signals.held if signals.held is not None else (None,) * len(signals.scaling)
+
+
+def widened(keys: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
+    """All of them in the precision that the keys are scored in."""
+    dtype = working_dtype(keys.dtype)
+    return tuple(tensor.to(dtype) for tensor in (keys, *others))
+
+
+def only_held(numbers: Tensor, held: Tensor | None) -> Tensor:
+    """Scores [kv_head, token], or keys [kv_head, token, dim], with 0 where nothing is held."""
+    if held is None:
+        return numbers
+    return numbers.masked_fill(~held.view(*held.shape, *[1] * (numbers.dim() - 2)), 0.0)
+
+
+def softmax_over(logits: Tensor, held: Tensor | None) -> Tensor:
+    """Softmax of [kv_head, ..., token] among the held entries; 0 elsewhere, also if the head holds none."""
+    if held is None:
+        return logits.softmax(dim=-1)
+    absent = ~held.view(held.shape[0], *[1] * (logits.dim() - 2), held.shape[1])
+    return logits.masked_fill(absent, float("-inf")).softmax(dim=-1).masked_fill_(absent, 0.0)
+
+
 def trailing(tokens: int, count: int, device: torch.device) -> Tensor:
     """bool [token], true for the last `count` tokens."""
     return torch.arange(tokens, device=device) >= tokens - count
 
 
+def leading(tokens: int, count: int, device: torch.device) -> Tensor:
+    """bool [token], true for the first `count` tokens."""
+    return torch.arange(tokens, device=device) < count
+
+
+def last_queries(queries: Tensor, count: int, asker: str) -> Tensor:
+    """The last `count` rows of [query_head, window, dim]; RequestError naming `asker` if fewer were recorded."""
+    if queries.shape[1] < count:
+        raise RequestError(
+            f"{asker} needs the last {count} queries, but {queries.shape[1]} were recorded; "
+            f"prefill with query_window={count} or use a smaller window"
+        )
+    return queries[:, queries.shape[1] - count :]
+
+
 def by_kv_head(per_query_head: Tensor, kv_heads: int) -> Tensor:
     """[query_head, ...] -> [kv_head, group, ...]: the query heads that share a KV head."""
-    return per_query_head.reshape(kv_heads, -1, *per_query_head.shape[1:])
+    group = per_query_head.shape[0] // kv_heads
+    return per_query_head.reshape(kv_heads, group, *per_query_head.shape[1:])
+
+
+def over_group(per_head: Tensor, how: Group) -> Tensor:
+    """[kv_head, group, ...] -> [kv_head, ...]."""
+    return per_head.mean(dim=1) if how == "mean" else per_head.amax(dim=1)
+
+
+def at_least(setting: str, value: int, least: int, why: str) -> None:
+    """RequestError unless value >= least. setting: "snapkv window"; why: what the number is, in a few words."""
+    if not value >= least:
+        raise RequestError(f"{setting}={value} is too small: {why}; use {setting.split()[-1]}={least} or more")
+
+
+def one_of(setting: str, value: str, choices: Sequence[str]) -> None:
+    """RequestError unless value is among the choices. setting: "snapkv group"."""
+    if value not in choices:
+        raise RequestError(f"{setting}={value!r} is unknown; use {setting.split()[-1]}={' or '.join(choices)}")

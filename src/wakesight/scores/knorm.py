@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from wakesight.core import Scores, Signals
+from wakesight.scores.base import held_layers, only_held, widened
 
 
 @dataclass(frozen=True)
@@ -15,4 +16,8 @@ class KNorm:
     reads: ClassVar[tuple[str, ...]] = ("keys",)
 
     def score(self, signals: Signals) -> Scores:
-        return Scores(tuple(-keys.float().norm(dim=-1) for keys in signals["keys"]))
+        layers = []
+        for keys, held in zip(signals["keys"], held_layers(signals), strict=True):
+            (keys,) = widened(keys)
+            layers.append(only_held(-keys.norm(dim=-1), held))
+        return Scores(tuple(layers))

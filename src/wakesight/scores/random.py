@@ -9,6 +9,8 @@ import torch
 
 from wakesight.core import Scores, Signals
 from wakesight.errors import RequestError
+from wakesight.scores.base import held_layers, only_held
+from wakesight.signals.precision import working_dtype
 
 
 @dataclass(frozen=True)
@@ -20,8 +22,12 @@ class Random:
 
     def __post_init__(self) -> None:
         if not -(2**63) <= self.seed < 2**64:
-            raise RequestError(f"random seed={self.seed} must fit into 64 bits")
+            raise RequestError(f"random seed={self.seed} must fit into 64 bits; use a seed from -2**63 to 2**64 - 1")
 
     def score(self, signals: Signals) -> Scores:
-        noise = torch.Generator().manual_seed(self.seed)
-        return Scores(tuple(torch.rand(keys.shape[:2], generator=noise).to(keys.device) for keys in signals["keys"]))
+        generator = torch.Generator().manual_seed(self.seed)
+        layers = []
+        for keys, held in zip(signals["keys"], held_layers(signals), strict=True):
+            noise = torch.rand(keys.shape[:2], generator=generator)
+            layers.append(only_held(noise.to(keys.device, working_dtype(keys.dtype)), held))
+        return Scores(tuple(layers))

@@ -8,6 +8,8 @@ from typing import ClassVar
 import torch
 
 from wakesight.core import Scores, Signals
+from wakesight.scores.base import at_least, held_layers, leading, only_held
+from wakesight.signals.precision import working_dtype
 
 
 @dataclass(frozen=True)
@@ -21,10 +23,12 @@ class Streaming:
     sinks: int = 4
     reads: ClassVar[tuple[str, ...]] = ("keys",)
 
+    def __post_init__(self) -> None:
+        at_least("streaming sinks", self.sinks, 0, "it counts the first tokens that are always kept")
+
     def score(self, signals: Signals) -> Scores:
         layers = []
-        for keys in signals["keys"]:
-            age = torch.arange(signals.tokens, device=keys.device, dtype=torch.float32) / signals.tokens
-            layers.append(age.expand(keys.shape[0], -1))
-        first = torch.arange(signals.tokens, device=layers[0].device) < self.sinks
-        return Scores(tuple(layers), must_keep=first)
+        for keys, held in zip(signals["keys"], held_layers(signals), strict=True):
+            age = torch.arange(signals.tokens, device=keys.device, dtype=working_dtype(keys.dtype)) / signals.tokens
+            layers.append(only_held(age.expand(keys.shape[0], -1), held))
+        return Scores(tuple(layers), must_keep=leading(signals.tokens, self.sinks, layers[0].device))

@@ -11,6 +11,9 @@ SCORERS = {
     "knorm": "wakesight.scores.knorm:KNorm",
     "keydiff": "wakesight.scores.keydiff:KeyDiff",
     "snapkv": "wakesight.scores.snapkv:SnapKV",
+    "tova": "wakesight.scores.tova:TOVA",
+    "h2o": "wakesight.scores.h2o:H2O",
+    "expected_attention": "wakesight.scores.expected_attention:ExpectedAttention",
 }
 ENTRY_POINTS = "wakesight.scorers"
 

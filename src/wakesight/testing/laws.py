@@ -7,6 +7,7 @@ module tree with an eager float32 attention that repeats KV heads, and a Dynamic
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,46 +18,73 @@ from wakesight.core import KeptSet, Scores
 from wakesight.engines.hf import compat
 
 _MASKED = "wakesight_testing_masked"
-_hidden: dict[int, Tensor] = {}  # layer number -> bool [kv_head, context token], true = dropped
+
+
+@dataclass
+class _Hidden:
+    """What the masked model hides: per attention layer, in the order they run, bool [kv_head, token] and window."""
+
+    dropped: list[Tensor | None]
+    windows: list[int | None]
+    calls: int = 0
+
+
+_hidden = _Hidden([], [])
 
 
 def masked_logits(model: Any, context: Sequence[int], tokens: Sequence[int], kept: KeptSet) -> Tensor:
     """Logits [token, vocabulary] of `tokens` on the full cache with every entry outside `kept` masked out.
 
-    model: a plain transformers model. The context pass itself sees everything, as a prefill does.
+    model: a plain transformers model. The context pass itself sees everything, as a prefill does; layers
+    with a sliding window keep it.
     """
+    global _hidden
     before = model.config._attn_implementation
     AttentionInterface.register(_MASKED, _masked_attention)
     cache = DynamicCache(config=model.config)
     name = compat.cache_keyword(model)
-    attention = [i for i, layer in enumerate(cache.layers) if compat.is_full_attention(layer)]
+    layers = [layer for layer in cache.layers if compat.kind(layer) in (*compat.HOLDS_SLOTS, "window")]
+    windows = [getattr(layer, "sliding_window", None) for layer in layers]
     model.set_attn_implementation(_MASKED)
     try:
-        _hidden.clear()
+        _hidden = _Hidden([None] * len(layers), windows)
         model(input_ids=torch.tensor([list(context)]), **{name: cache, "use_cache": True})
-        for layer, positions in zip(attention, kept.positions, strict=True):
-            dropped = torch.ones(positions.shape[0], len(context), dtype=torch.bool)
-            dropped.scatter_(1, positions, False)
-            _hidden[layer] = dropped
-        found: Tensor = model(input_ids=torch.tensor([list(tokens)]), **{name: cache, "use_cache": True}).logits[0]
+        masks = iter(kept.positions)
+        dropped = [_dropped(next(masks), len(context)) if window is None else None for window in windows]
+        _hidden = _Hidden(dropped, windows)
+        positions = torch.arange(len(context), len(context) + len(tokens))[None]
+        held = {name: cache, "use_cache": True, "position_ids": positions}
+        found: Tensor = model(input_ids=torch.tensor([list(tokens)]), **held).logits[0]
+        assert _hidden.calls == len(layers), "an attention layer did not run through the masked attention"
         return found
     finally:
-        _hidden.clear()
         model.set_attn_implementation(before)
+
+
+def _dropped(positions: Sequence[Tensor], tokens: int) -> Tensor:
+    dropped = torch.ones(len(positions), tokens, dtype=torch.bool)
+    for head, kept in enumerate(positions):
+        dropped[head, kept] = False
+    return dropped
 
 
 def _masked_attention(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, scaling: float, **_: Any
 ) -> tuple[Tensor, None]:
+    dropped, window = _hidden.dropped[_hidden.calls], _hidden.windows[_hidden.calls]
+    _hidden.calls += 1
     group = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(group, dim=1).float(), value.repeat_interleave(group, dim=1).float()
     logits = query.float() @ key.transpose(2, 3) * scaling
     new, slots = logits.shape[2:]
     past = slots - new
-    logits = logits.masked_fill(torch.ones(new, slots, dtype=torch.bool).triu(past + 1), float("-inf"))
-    if module.layer_idx in _hidden:
-        dropped = _hidden[module.layer_idx].repeat_interleave(group, dim=0)[None, :, None, :]
-        logits[..., : dropped.shape[-1]] = logits[..., : dropped.shape[-1]].masked_fill(dropped, float("-inf"))
+    unseen = torch.ones(new, slots, dtype=torch.bool).triu(past + 1)
+    if window is not None:
+        unseen |= torch.ones(new, slots, dtype=torch.bool).tril(past - window)
+    logits = logits.masked_fill(unseen, float("-inf"))
+    if dropped is not None:
+        per_query_head = dropped.repeat_interleave(query.shape[1] // dropped.shape[0], dim=0)[None, :, None, :]
+        logits[..., : dropped.shape[-1]] = logits[..., : dropped.shape[-1]].masked_fill(per_query_head, float("-inf"))
     return (logits.softmax(dim=-1) @ value).to(query.dtype).transpose(1, 2).contiguous(), None
 
 
@@ -72,10 +100,10 @@ def same_but_for_ties(one: KeptSet, other: KeptSet, scores: Scores, relative: fl
     smallest kept score of that head.
     """
     for a, b, layer in zip(one.positions, other.positions, scores.layers, strict=True):
-        if a.shape != b.shape:
-            return False
         near = relative * float(layer.abs().max())
-        for head in range(a.shape[0]):
+        for head in range(len(a)):
+            if len(a[head]) != len(b[head]):
+                return False
             different = set(a[head].tolist()) ^ set(b[head].tolist())
             cut = float(layer[head, sorted(different)].min()) if different else 0.0
             if any(abs(float(layer[head, i]) - cut) > 2 * near for i in different):
@@ -109,8 +137,8 @@ def state_digest(state: Any) -> str:
     import hashlib
 
     digest = hashlib.sha256(repr((state.tokens, state.prefix, state.physical_lengths)).encode())
-    tensors = [slots.read(name) for slots in state.slots for name in slots.names]
-    tensors += [state.recurrent[name].tensor for name in sorted(state.recurrent)]
+    tensors = [strip for slots in state.slots for name in slots.names for strip in slots.strips(name)]
+    tensors += [state.states[name].tensor for name in sorted(state.states)]
     for tensor in tensors:
         digest.update(tensor.contiguous().cpu().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()

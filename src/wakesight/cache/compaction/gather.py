@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
-from wakesight.cache.pool import Pool
 from wakesight.cache.slots import Slots
 
 
-def gather(source: Slots, positions: Tensor, pool: Pool, slack: int) -> Slots:
-    """Copy slots `positions` (int64 [kv_head, kept]) of every payload, in that order.
+def gather(source: Slots, kept: Sequence[Tensor], slack: int) -> Slots:
+    """Copy slots `kept` (int64 [count] per KV head) of every payload, in that order.
 
-    The new storage has room for `slack` further slots. A payload with one head for all KV heads
-    (an index key) follows head 0's list.
+    The new storage has room for `slack` further slots per head. A payload with one head for all KV
+    heads (an index key) follows head 0's list.
     """
-    kept = positions.shape[1]
-    target = Slots(pool, capacity=kept + slack)
-    target.reserve(max(kept, 1), {name: source.read(name) for name in source.names})
+    target = Slots.like(source, [len(slots) for slots in kept], slack)
     for name in source.names:
-        old, new = source.read(name), target.storage(name)
-        for batch in range(old.shape[0]):
-            for head in range(old.shape[1]):
-                torch.index_select(old[batch, head], 0, positions[head], out=new[batch, head, :kept])
-    target.length = kept
+        for old, new, slots in zip(source.strips(name), target.strips(name), kept, strict=False):
+            torch.index_select(old, 0, slots.to(old.device), out=new)
+    return target
+
+
+def copy(source: Slots, slack: int) -> Slots:
+    """The same entries in storage of their own."""
+    target = Slots.like(source, source.lengths, slack)
+    for name in source.names:
+        for old, new in zip(source.strips(name), target.strips(name), strict=True):
+            new.copy_(old)
     return target

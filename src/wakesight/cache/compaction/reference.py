@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 
-def gather_reference(payload: Tensor, positions: Tensor) -> Tensor:
-    """payload [batch, kv_head, slot, dim], positions [kv_head, kept] -> [batch, kv_head, kept, dim]."""
-    batch, heads, _, dim = payload.shape
-    result = torch.zeros(batch, heads, positions.shape[1], dim, dtype=payload.dtype)
-    for b in range(batch):
-        for head in range(heads):
-            for slot, position in enumerate(positions[head].tolist()):
-                result[b, head, slot] = payload[b, head, position]
+def gather_reference(strips: Sequence[Tensor], kept: Sequence[Tensor]) -> list[Tensor]:
+    """strips: per KV head [slot, dim]; kept: per KV head int64 [count] -> per KV head [count, dim]."""
+    result = []
+    for strip, slots in zip(strips, kept, strict=True):
+        rows = torch.zeros(len(slots), strip.shape[1], dtype=strip.dtype)
+        for i, slot in enumerate(slots.tolist()):
+            rows[i] = strip[slot]
+        result.append(rows)
     return result

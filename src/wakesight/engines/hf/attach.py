@@ -1,18 +1,20 @@
 """What a model gets so that `model.generate(question_ids, cache)` continues a session correctly.
 
-All on this one instance and all undone by `detach`: our attention function in its config, a forward
-pre-hook that sets logical positions, and a `prepare_inputs_for_generation` that does not cut the
-question short. With any other cache each of them steps aside. On CPU the linear layers also get
+All on this one instance and all undone by `detach`: our attention function in its config, a `forward` that
+sets logical positions and takes padded rows apart, and a `prepare_inputs_for_generation` that does not cut
+the question short. With any other cache each of them steps aside. On CPU the linear layers also get
 `linear.py`'s one-token product.
 """
 
 from __future__ import annotations
 
+import functools
 import types
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from wakesight.engines.hf import attention, compat, linear
 from wakesight.engines.hf.cache import SessionCache, is_question_only
@@ -29,57 +31,129 @@ def attach(model: Any, implementation: str) -> Callable[[], None]:
     if chosen is None:
         raise RequestError(f"attention {implementation!r} is unknown; use sdpa or eager")
     model.set_attn_implementation(chosen)
-    hook = model.register_forward_pre_hook(_logical_positions, with_kwargs=True)
-    restore_linear = linear.split_one_token(model)
-    own_method = "prepare_inputs_for_generation" in vars(model)
-    stock = model.prepare_inputs_for_generation
-    model.prepare_inputs_for_generation = types.MethodType(_prepare(stock), model)
+    restore = [
+        linear.split_one_token(model),
+        override(model, "forward", _forward),
+        override(model, "prepare_inputs_for_generation", _prepare),
+    ]
 
     def detach() -> None:
-        hook.remove()
-        restore_linear()
-        if own_method:
-            model.prepare_inputs_for_generation = stock
-        else:
-            del model.prepare_inputs_for_generation
+        for undo in reversed(restore):
+            undo()
         model.set_attn_implementation(before)
 
     return detach
 
 
-def _session_cache(kwargs: dict[str, Any]) -> SessionCache | None:
-    found = next((kwargs[name] for name in _CACHE_NAMES if isinstance(kwargs.get(name), SessionCache)), None)
-    return found
+def override(model: Any, name: str, wrap: Callable[[Any], Any]) -> Callable[[], None]:
+    """Give this one model `wrap(its method)` as method `name`; returns the function that undoes it."""
+    own = vars(model).get(name)
+    stock = getattr(model, name)
+    setattr(model, name, types.MethodType(wrap(stock), model))
+
+    def undo() -> None:
+        if own is None:
+            delattr(model, name)
+        else:
+            setattr(model, name, own)
+
+    return undo
 
 
-def _logical_positions(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    cache = _session_cache(kwargs)
-    if cache is None:
-        return None
-    inputs = kwargs.get("input_ids", args[0] if args else None)
-    if inputs is None:
-        inputs = kwargs["inputs_embeds"]
-    if inputs.shape[0] != 1:
+def session_cache(kwargs: dict[str, Any]) -> SessionCache | None:
+    """Our cache among the arguments of a forward pass, under either of its names."""
+    return next((kwargs[name] for name in _CACHE_NAMES if isinstance(kwargs.get(name), SessionCache)), None)
+
+
+def _forward(stock: Any) -> Any:
+    @functools.wraps(stock)
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        cache = session_cache(kwargs)
+        if cache is None:
+            return stock(*args, **kwargs)
+        if args:
+            kwargs["input_ids"], args = args[0], args[1:]
+        return _continued(functools.partial(stock, *args), cache, kwargs)
+
+    return forward
+
+
+def _continued(run: Any, cache: SessionCache, kwargs: dict[str, Any]) -> Any:
+    name = "input_ids" if kwargs.get("input_ids") is not None else "inputs_embeds"
+    inputs: Tensor = kwargs[name]
+    if inputs.shape[0] != cache.rows:
+        _fork(cache, inputs.shape[0])
+    pads = left_pads(kwargs.get("attention_mask"), inputs.shape[1])
+    cache.fresh = False
+    if not any(pads):
+        positions = _positions(cache, inputs.shape[1], inputs.device)
+        return run(**{**kwargs, "position_ids": positions, "attention_mask": None})
+    # A pad would become an entry, and would change recurrent states: padded rows run one by one without them.
+    outputs, rows = [], [cache.row(index) for index in range(cache.rows)]
+    for index, row in enumerate(rows):
+        own = {**kwargs, name: inputs[index : index + 1, pads[index] :]}
+        outputs.append(_continued(run, row, {**_with_cache(own, row), "attention_mask": None}))
+    cache.take_rows(rows)
+    return _joined(outputs, cache)
+
+
+def _fork(cache: SessionCache, rows: int) -> None:
+    """Beams and several return sequences: every row of a fresh cache becomes equally many."""
+    if not cache.fresh or rows % cache.rows:
+        held = "one sequence" if cache.rows == 1 else f"{cache.rows} sequences"
         raise RequestError(
-            f"this cache holds one sequence, not a batch of {inputs.shape[0]}; "
-            "call generate with one question, or take one cache() for each"
+            f"this cache holds {held}, not a batch of {rows}; give generate one question per sequence, "
+            "or take one cache() for each call"
         )
-    start = cache.logical_length
-    positions = torch.arange(start, start + inputs.shape[1], device=inputs.device)[None]
-    return args, {**kwargs, "position_ids": positions, "attention_mask": None}
+    cache.batch_repeat_interleave(rows // cache.rows)
+
+
+def left_pads(attention_mask: Tensor | None, width: int) -> list[int]:
+    """Pads at the start of each row, from the mask's last `width` columns; 0s without a mask.
+
+    Raises RequestError for a mask that hides anything else than the start of a row.
+    """
+    if attention_mask is None or attention_mask.ndim != 2:
+        return [0]
+    seen = attention_mask[:, -width:].bool()
+    pads: list[int] = (~seen).sum(dim=1).tolist()
+    if any(bool((~row[count:]).any()) or count == len(row) for row, count in zip(seen, pads, strict=True)):
+        raise RequestError("pad the rows on the left: an attention mask may hide the start of a row only")
+    return pads
+
+
+def _positions(cache: SessionCache, width: int, device: Any) -> Tensor:
+    starts = torch.tensor(cache.logical_lengths, device=device)
+    return starts[:, None] + torch.arange(width, device=device)
+
+
+def _with_cache(kwargs: dict[str, Any], cache: SessionCache) -> dict[str, Any]:
+    return {name: cache if name in _CACHE_NAMES and value is not None else value for name, value in kwargs.items()}
+
+
+def _joined(outputs: list[Any], cache: SessionCache) -> Any:
+    """One output for rows that ran apart: logits aligned at the right, zeros where a row had pads."""
+    width = max(output.logits.shape[1] for output in outputs)
+    logits = [torch.nn.functional.pad(o.logits, (0, 0, width - o.logits.shape[1], 0)) for o in outputs]
+    first = outputs[0]
+    held = {name: cache for name in _CACHE_NAMES if name in first.keys()}  # noqa: SIM118 - aliases are no keys
+    return type(first)(logits=torch.cat(logits), **held)
 
 
 def _prepare(stock: Any) -> Any:
+    @functools.wraps(stock)
     def prepare_inputs_for_generation(
         self: Any, input_ids: Any, next_sequence_length: Any = None, **kwargs: Any
     ) -> Any:
-        cache = _session_cache(kwargs)
+        cache = session_cache(kwargs)
         if cache is not None and kwargs.get("is_first_iteration"):
-            if not is_question_only(cache, input_ids[0].tolist()):
-                raise RequestError(
-                    f"the ids given to generate start with the {len(cache.tokens)} context tokens that this cache "
-                    "already holds; pass the question's ids only"
-                )
+            for index, row in enumerate(input_ids.tolist()):
+                context = cache.tokens[index * cache.rows // len(input_ids)]  # beams repeat every row
+                if not is_question_only(context, row):
+                    raise RequestError(
+                        f"the ids given to generate start with the {len(context)} context tokens that this cache "
+                        "already holds; pass the question's ids only"
+                    )
             next_sequence_length = None
         return stock(input_ids, next_sequence_length=next_sequence_length, **kwargs)
 

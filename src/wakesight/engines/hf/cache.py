@@ -1,4 +1,4 @@
-"""Session states as a `transformers.Cache`: our slots for attention, transformers' own layers for recurrence."""
+"""Session states as a `transformers.Cache`: one row per sequence, our layers for attention and windows."""
 
 from __future__ import annotations
 
@@ -6,93 +6,97 @@ from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
-from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.cache_utils import Cache
 
-from wakesight.cache.slots import Slots
 from wakesight.cache.state import SessionState
 from wakesight.engines.hf import compat
-from wakesight.engines.hf.attention import OwnMask
+from wakesight.engines.hf.layers import OwnLayer, SlotLayer, build, join, row_of, states_of
 from wakesight.errors import RequestError
-from wakesight.signals.queries import QueryWindow
-
-
-class SlotLayer(CacheLayerMixin):
-    """One attention layer. It tells transformers the *logical* length and stores into `slots`."""
-
-    is_sliding = False
-
-    def __init__(self, slots: Slots, logical_length: int) -> None:
-        super().__init__()
-        self.slots = slots
-        self.ahead = logical_length - slots.length  # tokens seen but not held
-        self.tap: QueryWindow | None = None
-        self.seen_by_attention = slots.length
-        self.scaling: float | None = None
-
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Nothing to do: slots take their shape from the first append."""
-
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        self.slots.append({"key": key_states, "value": value_states})
-        keys = self.slots.read("key")
-        keys.wakesight_layer = self  # type: ignore[attr-defined]
-        return keys, self.slots.read("value")
-
-    def attended(self, query: Tensor, scaling: float) -> None:
-        """Called by our attention function with each chunk's queries."""
-        self.seen_by_attention = self.slots.length
-        self.scaling = scaling
-        if self.tap is not None:
-            self.tap.watch(query)
-
-    def get_seq_length(self) -> int:
-        return self.slots.length + self.ahead
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return OwnMask(self.get_seq_length() + query_length), 0
-
-    def get_max_length(self) -> int:
-        return -1
-
-    def get_max_cache_shape(self) -> int:  # the name before 5.24
-        return -1
 
 
 class SessionCache(Cache):
-    """A state in the form that a transformers model continues from.
+    """States in the form that a transformers model continues from.
 
-    Lengths differ per layer and per question; `get_seq_length()` is always the logical length. Recurrent
-    states are clones, so the state behind it never changes except for slots appended at its end.
+    Lengths differ per row, layer, head and question; `get_seq_length()` is always the (longest) logical
+    length. Recurrent states are clones, so the states behind it never change except for slots appended at
+    their end.
     """
 
-    def __init__(self, config: Any, state: SessionState) -> None:
-        layers = compat.empty_layers(config)
-        self.tokens = state.tokens
-        self._recurrent: dict[int, Any] = {}
-        self.attention: list[SlotLayer] = []
-        self._state = state  # keeps the storage alive for as long as a user keeps the cache
-        slots = iter(state.slots)
-        for index, layer in enumerate(layers):
-            if compat.is_full_attention(layer):
-                layers[index] = SlotLayer(next(slots), state.logical_length)
-                self.attention.append(layers[index])
-            else:
-                self._recurrent[index] = layer
-                own = {k.split("/")[1]: v.tensor for k, v in state.recurrent.items() if k.startswith(f"{index}/")}
-                compat.recurrent_restore(layer, own)
-        super().__init__(layers=layers)
+    def __init__(self, config: Any, states: Sequence[SessionState], *, latent: bool = False) -> None:
+        self.tokens = [state.tokens for state in states]
+        self.fresh = True  # nothing was appended yet
+        self._config, self._latent = config, latent
+        self._states = list(states)  # keeps the storage alive for as long as a user keeps the cache
+        super().__init__(layers=_layers(config, states, latent))
 
     @property
-    def logical_length(self) -> int:
-        return self.attention[0].get_seq_length()
+    def rows(self) -> int:
+        return len(self.tokens)
 
-    def recurrent_snapshot(self) -> dict[str, Tensor]:
-        """Clones of all recurrent states, by "layer/kind.index"."""
+    @property
+    def attention(self) -> list[SlotLayer]:
+        """The layers that hold slots, in order."""
+        return [layer for layer in self.layers if isinstance(layer, SlotLayer)]
+
+    @property
+    def logical_lengths(self) -> list[int]:
+        """Tokens seen, per row."""
+        return list(self.attention[0].seen)
+
+    def state_tensors(self) -> dict[str, Tensor]:
+        """What does not grow: recurrent and conv states, sliding windows, by "layer/kind.index"; of a single row."""
         return {
             f"{index}/{key}": tensor
-            for index, layer in self._recurrent.items()
-            for key, tensor in compat.recurrent_snapshot(layer).items()
+            for index, layer in enumerate(self.layers)
+            for key, tensor in states_of(layer).items()
         }
+
+    def row(self, index: int) -> SessionCache:
+        """One row as a cache of its own, on the same slots; `take_rows` puts it back."""
+        single = SessionCache.__new__(SessionCache)
+        single.tokens, single.fresh = [self.tokens[index]], self.fresh
+        single._config, single._latent, single._states = self._config, self._latent, [self._states[index]]
+        Cache.__init__(single, layers=[row_of(layer, index) for layer in self.layers])
+        return single
+
+    def take_rows(self, rows: Sequence[SessionCache]) -> None:
+        """Continue with what these single-row caches hold now."""
+        joined = SessionCache.joined(rows)
+        self.layers, self.tokens, self._states = joined.layers, joined.tokens, joined._states
+        self.fresh = joined.fresh
+
+    @classmethod
+    def joined(cls, rows: Sequence[SessionCache]) -> SessionCache:
+        """Single-row caches side by side, in storage they keep sharing."""
+        first = rows[0]
+        if len(rows) == 1:
+            return first
+        whole = cls.__new__(cls)
+        whole.tokens, whole.fresh = [row.tokens[0] for row in rows], all(row.fresh for row in rows)
+        whole._config, whole._latent = first._config, first._latent
+        whole._states = [state for row in rows for state in row._states]
+        Cache.__init__(whole, layers=[join(parts) for parts in zip(*(r.layers for r in rows), strict=True)])
+        return whole
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Every row becomes `repeats` rows, each with storage of its own."""
+        self._choose([index for index in range(self.rows) for _ in range(repeats)])
+        for layer in self.attention:
+            layer.unshare()
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """Go on with these rows only."""
+        self._choose(indices.tolist())
+
+    def _choose(self, rows: list[int]) -> None:
+        self.layers = [join([row_of(layer, index) for index in rows]) for layer in self.layers]
+        self.tokens = [self.tokens[index] for index in rows]
+        self._states = [self._states[index] for index in rows]
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        if any(self.tokens[to] != self.tokens[source] for to, source in enumerate(beam_idx.tolist())):
+            raise RequestError("a row of this cache cannot continue as a row of another context; take one cache each")
+        super().reorder_cache(beam_idx)
 
     def reset(self) -> None:
         raise RequestError("a session's cache cannot be reset; take a new one with session.cache()")
@@ -108,12 +112,29 @@ class SessionCache(Cache):
 
         If a model hands its keys on in another way, masks would be wrong: fail instead.
         """
-        skipped = [i for i, layer in enumerate(self.attention) if layer.seen_by_attention != layer.slots.length]
-        if skipped:
-            raise RuntimeError(f"attention layers {skipped} bypassed wakesight's attention function")
+        own = [(i, layer) for i, layer in enumerate(self.layers) if isinstance(layer, OwnLayer)]
+        if skipped := [i for i, layer in own if not layer.attended]:
+            raise RuntimeError(f"layers {skipped} bypassed wakesight's attention function")
+        if len({tuple(layer.seen) for _, layer in own}) > 1:
+            raise RuntimeError("some attention layers of this model did not store their keys in the session's cache")
 
 
-def is_question_only(cache: SessionCache, input_ids: Sequence[int]) -> bool:
-    """False if `input_ids` starts with the whole context the cache already holds."""
-    context = cache.tokens
-    return len(input_ids) < len(context) or tuple(input_ids[: len(context)]) != context
+def _layers(config: Any, states: Sequence[SessionState], latent: bool) -> list[Any]:
+    seen = [state.logical_length for state in states]
+    attention = iter(range(len(states[0].slots)))
+    layers = []
+    for index, layer in enumerate(compat.empty_layers(config)):
+        at = next(attention) if compat.kind(layer) in compat.HOLDS_SLOTS else None
+        slots = [] if at is None else [state.slots[at] for state in states]
+        layers.append(build(layer, slots, [_of_layer(state, index) for state in states], seen, latent))
+    return layers
+
+
+def _of_layer(state: SessionState, index: int) -> dict[str, Tensor]:
+    mine = f"{index}/"
+    return {name.removeprefix(mine): lease.tensor for name, lease in state.states.items() if name.startswith(mine)}
+
+
+def is_question_only(context: Sequence[int], ids: Sequence[int]) -> bool:
+    """False if `ids` starts with the whole context that the cache already holds."""
+    return len(ids) < len(context) or tuple(ids[: len(context)]) != tuple(context)

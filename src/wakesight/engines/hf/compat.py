@@ -10,12 +10,26 @@ import torch
 import transformers
 from packaging.version import Version
 from torch import Tensor
-from transformers import DynamicCache
-from transformers.cache_utils import DynamicLayer
+from transformers import DynamicCache, cache_utils
+from transformers.cache_utils import (
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    LinearAttentionAndFullAttentionLayer,
+    LinearAttentionLayer,
+)
 
 from wakesight.errors import RequestError
 
 OLDEST, NEWEST = Version("5.16.1"), Version("5.25")  # NEWEST is the first one not supported
+
+_KINDS = {
+    DynamicLayer: "full",
+    DynamicSlidingWindowLayer: "window",
+    LinearAttentionLayer: "state",
+    LinearAttentionAndFullAttentionLayer: "full+state",
+    getattr(cache_utils, "DummyLayer", None): "none",  # not in 5.16
+}
+HOLDS_SLOTS = ("full", "full+state")  # the kinds whose entries grow with the context and can be evicted
 
 
 def check_version() -> None:
@@ -47,31 +61,58 @@ def empty_layers(config: Any) -> list[Any]:
     return list(DynamicCache(config=config.get_text_config(decoder=True)).layers)
 
 
-def is_full_attention(layer: Any) -> bool:
-    """True for a plain growing K/V layer, the kind we replace by slots."""
-    return type(layer) is DynamicLayer
+def kind(layer: Any) -> str:
+    """What transformers' own layer object is for: "full" attention (a plain growing K/V layer, which we replace
+    by slots), "window", recurrent "state", "full+state" side by side, "none", or another, by its class name."""
+    return _KINDS.get(type(layer), type(layer).__name__)
 
 
-def recurrent_snapshot(layer: Any) -> dict[str, Tensor]:
-    """Clones of a recurrent layer's states: "conv.0", "recurrent.0", ..."""
+def check_kinds(kinds: list[str], name: str) -> None:
+    """Refuse a model with a kind of cache layer that we do not know, by name."""
+    if unknown := sorted(set(kinds) - set(_KINDS.values())):
+        raise RequestError(f"{name} keeps a cache of kind {unknown[0]}, which wakesight cannot compact or restore")
+
+
+def state_tensors(layer: Any) -> dict[str, Tensor]:
+    """The live states of a layer that do not grow with the context: "conv.0", "recurrent.0", "window.key", ..."""
     states: dict[str, Tensor] = {}
-    for kind in ("conv", "recurrent"):
-        for index, tensor in getattr(layer, f"{kind}_states").items():
+    for name in ("conv", "recurrent"):
+        for index, tensor in getattr(layer, f"{name}_states", {}).items():
             if tensor is not None:
-                states[f"{kind}.{index}"] = tensor.clone()
+                states[f"{name}.{index}"] = tensor
     return states
 
 
-def recurrent_restore(layer: Any, states: dict[str, Tensor]) -> None:
+def restore_states(layer: Any, states: dict[str, Tensor]) -> None:
     """Fill a fresh recurrent layer with clones of a snapshot; the snapshot stays untouched."""
     for key, tensor in states.items():
-        kind, _, index = key.partition(".")
-        getattr(layer, f"{kind}_states")[int(index)] = tensor.clone()
-        getattr(layer, f"is_{kind}_states_initialized")[int(index)] = True
+        name, _, index = key.partition(".")
+        getattr(layer, f"{name}_states")[int(index)] = tensor.clone()
+        getattr(layer, f"is_{name}_states_initialized")[int(index)] = True
         layer.has_previous_state[int(index)] = True
-        if kind == "conv":
+        if name == "conv":
             layer.conv_kernel_size[int(index)] = tensor.shape[-1]
             layer.dtype, layer.device = tensor.dtype, tensor.device
+
+
+def is_latent(config: Any) -> bool:
+    """True for latent attention (MLA), whose cache holds one compressed head."""
+    return getattr(config.get_text_config(decoder=True), "kv_lora_rank", None) is not None
+
+
+def rotation(model: Any, layer: int, start: int, stop: int) -> Tensor | None:
+    """Cosine and sine [2, q, rotary_dim] of RoPE at positions start .. stop - 1 in this layer; None without RoPE."""
+    decoder = model.get_decoder()
+    rotary = getattr(decoder, "rotary_emb", None)
+    if rotary is None:
+        return None
+    positions = torch.arange(start, stop, device=model.device)[None]
+    like = torch.empty(1, 1, dtype=torch.float32, device=model.device)
+    keywords = {}
+    if "layer_type" in inspect.signature(rotary.forward).parameters:
+        keywords["layer_type"] = decoder.config.layer_types[layer]
+    cos, sin = rotary(like, positions, **keywords)
+    return torch.stack([cos[0], sin[0]])
 
 
 def end_tokens(model: Any, tokenizer: Any) -> frozenset[int]:

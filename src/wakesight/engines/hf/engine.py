@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,16 +13,19 @@ from torch import Tensor
 from wakesight.cache.pool import Pool
 from wakesight.cache.slots import Slots
 from wakesight.cache.state import SessionState
-from wakesight.core import LayerIndex, ModelGeometry, Signals
+from wakesight.core import LayerIndex, ModelGeometry
 from wakesight.engines.base import Generation
 from wakesight.engines.hf import compat
-from wakesight.engines.hf.attach import attach, forward_keywords
+from wakesight.engines.batch import SessionBatch
+from wakesight.engines.hf.attach import attach, forward_keywords, left_pads
 from wakesight.engines.hf.cache import SessionCache
+from wakesight.engines.hf.latent import stored
+from wakesight.engines.recording import Recording, Rotation, wanted_signals
 from wakesight.engines.session import Session
 from wakesight.errors import RequestError, WorkError
 from wakesight.models.chat import Frame, chat_frame, encode_plain, plain_frame
+from wakesight.models.fingerprint import fingerprint
 from wakesight.models.load import LoadedModel, load_model
-from wakesight.signals.queries import QueryWindow
 
 
 def load(
@@ -53,7 +57,9 @@ class HFEngine:
         self.tokenizer = loaded.tokenizer
         self.growth = growth
         self.pool = pool or Pool()
+        self._latent = compat.is_latent(self.model.config)
         self.geometry = _measure(loaded)
+        self._fingerprint: str | None = None
         self._decoder = self.model.get_decoder()
         self._ends = compat.end_tokens(self.model, self.tokenizer)
         self._detach: Callable[[], None] | None = attach(self.model, attention)
@@ -71,76 +77,99 @@ class HFEngine:
 
     def prefill(
         self, text: str | Sequence[int], *, instruction: str | None = None, chat: bool = True, chunk: int = 512,
-        query_window: int = 64, on_chunk: Callable[[int, int], None] | None = None,
+        query_window: int = 64, record: Sequence[str] = (), on_chunk: Callable[[int, int], None] | None = None,
     ) -> Session:  # fmt: skip
         """Read a context once, in chunks; no question is needed and none is seen.
 
         text: a document, or token ids that are used as they are (chat and instruction then do not apply).
         instruction: text placed before the document, protected from eviction with the template.
         chunk: tokens per forward pass, a multiple of 64; memory beyond the cache is linear in chunk * n.
-        query_window: how many last queries to record per layer, for snapkv. on_chunk(done, total) reports progress.
+        query_window: how many last queries to record per layer, for snapkv. record: further signals, or the
+        scorers that will read them, for example ["h2o"]. on_chunk(done, total) reports progress.
 
-        Raises RequestError for an empty or one-token context, one over the model's limit, or a bad chunk;
-        WorkError when memory runs out (nothing stays allocated).
+        Raises RequestError for an empty context, one over the model's limit, or a bad chunk; WorkError when
+        memory runs out (nothing stays allocated).
         """
-        if chunk < 64 or chunk % 64:
-            raise RequestError(f"chunk={chunk} must be a multiple of 64, at least 64; 512 is the default")
+        if not isinstance(text, str) and any(isinstance(part, (str, list, tuple)) for part in text):
+            raise RequestError("prefill reads one context; for several use prefill_batch")
+        _check_chunk(chunk)
         if query_window < 1:
             raise RequestError(f"query_window={query_window} must be at least 1; 64 is the default")
+        wanted = wanted_signals(record)
         frame, context = self._tokens(text, instruction, chat)
-        if len(context) < 2:
-            found = "is empty" if not context else "has one token"
-            raise RequestError(f"the context {found}; give a document of at least two tokens")
+        if not context:
+            raise RequestError("the context is empty; give a document of at least one token")
         tokens = (*frame.head, *context)
-        limit = self.geometry.max_positions
-        if len(tokens) >= limit:
-            raise RequestError(
-                f"the context has {len(tokens)} tokens with its template, but {self.name} reads at most {limit} "
-                "and the question needs room too; shorten the document or use a model with a longer limit"
-            )
+        self._check_room(len(tokens))
         start = time.perf_counter()
-        state = SessionState(self.pool, self._empty_slots(len(tokens)), {}, tokens, frame.prefix)
+        slots = tuple(Slots(self.pool, len(tokens) + self.growth) for _ in self.geometry.attention_layers)
+        state = SessionState(self.pool, slots, {}, (), frame.prefix)
+        empty = Recording.start(self._rotations(), query_window, wanted, stored if self._latent else None)
         try:
-            signals = self._read(state, chunk, query_window, on_chunk)
+            recording = self._read(state, tokens, empty, chunk, on_chunk)
         except BaseException as error:
             state.release()
             raise _explained(error, "prefill") from error
-        return Session(self, state, frame, signals, prefill_s=time.perf_counter() - start)
+        return Session(self, state, frame, recording, prefill_s=time.perf_counter() - start)
 
-    def _empty_slots(self, length: int) -> tuple[Slots, ...]:
-        return tuple(Slots(self.pool, capacity=length + self.growth) for _ in self.geometry.attention_layers)
+    def prefill_batch(
+        self, texts: Sequence[str | Sequence[int]] | Tensor, *, attention_mask: Tensor | None = None, **options: Any
+    ) -> SessionBatch:
+        """Read several contexts; their rows are compacted, asked and decoded together.
+
+        texts: documents or id lists, or ids [batch, token] padded on the left with their attention_mask.
+        options: as for `prefill`. Each row is read alone, without its pads, so it equals a prefill of its
+        own; see docs/design/batches.md. Raises RequestError as `prefill` does; then no row stays.
+        """
+        if isinstance(texts, Tensor):
+            pads = left_pads(attention_mask, texts.shape[1]) if attention_mask is not None else [0] * len(texts)
+            texts = [row[count:] for row, count in zip(texts.tolist(), pads, strict=True)]
+        elif attention_mask is not None:
+            raise RequestError("attention_mask belongs to a tensor of padded ids; leave it out for a list of contexts")
+        sessions: list[Session] = []
+        try:
+            for text in texts:
+                sessions.append(self.prefill(text, **options))
+        except BaseException:
+            for session in sessions:
+                session.close()
+            raise
+        return SessionBatch(sessions)
+
+    def extend(self, state: SessionState, tokens: Sequence[int], recording: Recording, chunk: int = 512) -> Recording:
+        """Read `tokens` behind `state` for good; returns what was overheard. If it fails, the state is as before.
+
+        Raises RequestError for no tokens or too many for the model; WorkError on lack of memory.
+        """
+        if not tokens:
+            raise RequestError("there is nothing to append; give at least one token")
+        _check_chunk(chunk)
+        self._check_room(state.logical_length + len(tokens))
+        held = state.physical_lengths
+        try:
+            return self._read(state, self._checked_ids(tokens), recording.continued(state), chunk, None)
+        except BaseException as error:
+            state.truncate(held)
+            raise _explained(error, "append") from error
 
     def _read(
-        self, state: SessionState, chunk: int, query_window: int, on_chunk: Callable[[int, int], None] | None
-    ) -> Callable[[], Signals]:
-        cache = SessionCache(self.model.config, state)
-        taps = [QueryWindow(query_window) for _ in cache.attention]
-        total = len(state.tokens)
-        ids = torch.tensor([state.tokens], device=self.device)
-        for start in range(0, total, chunk):
-            stop = min(start + chunk, total)
-            if stop > total - query_window:  # the last queries come from the last chunks only
-                for layer, tap in zip(cache.attention, taps, strict=True):
-                    layer.tap = tap
-            self.forward(self._decoder, ids[:, start:stop], cache, start)
+        self, state: SessionState, tokens: Sequence[int], recording: Recording, chunk: int,
+        on_chunk: Callable[[int, int], None] | None,
+    ) -> Recording:  # fmt: skip
+        """Run the decoder over `tokens` behind `state`; the state changes only once all of them are read."""
+        cache = self._cache([state])
+        for layer, recorder in zip(cache.attention, recording.layers, strict=True):
+            layer.recorder = recorder
+        before = state.logical_length
+        ids = torch.tensor([list(tokens)], device=self.device)
+        for start in range(0, len(tokens), chunk):
+            part = ids[:, start : start + chunk]
+            self.forward(self._decoder, part, cache, before + start)
             if on_chunk is not None:
-                on_chunk(stop, total)
-        state.recurrent = {key: self.pool.adopt(tensor) for key, tensor in cache.recurrent_snapshot().items()}
-        scaling = tuple(float(layer.scaling or 1.0) for layer in cache.attention)
-
-        def signals() -> Signals:
-            return Signals(
-                tokens=total,
-                prefix=state.prefix,
-                scaling=scaling,
-                streams={
-                    "keys": tuple(slots.read("key")[0, :, :total] for slots in state.slots),
-                    "values": tuple(slots.read("value")[0, :, :total] for slots in state.slots),
-                    "queries": tuple(tap.rows for tap in taps if tap.rows is not None),
-                },
-            )
-
-        return signals
+                on_chunk(start + part.shape[1], len(tokens))
+        fixed = {name: self.pool.adopt(tensor) for name, tensor in cache.state_tensors().items()}
+        state.read_on(tokens, fixed)
+        return recording
 
     def forward(self, module: Any, ids: Tensor, cache: SessionCache, position: int, **keywords: Any) -> Any:
         """One forward pass over `ids` [1, q] at logical positions position, position + 1, ..."""
@@ -153,70 +182,121 @@ class HFEngine:
         return output
 
     def generate(
-        self, state: SessionState, tokens: Sequence[int], max_new_tokens: int, on_token: Callable[[int], None] | None
-    ) -> Generation:
-        """Greedy answer to `tokens` after `state`, which is left bit for bit as it was.
+        self, states: Sequence[SessionState], questions: Sequence[Sequence[int]], max_new_tokens: int,
+        on_token: Callable[[int], None] | None = None,
+    ) -> list[Generation]:  # fmt: skip
+        """Greedy answers, one row per state; every state is left bit for bit as it was.
 
-        Raises RequestError when the question does not fit the model's limit; WorkError on lack of memory.
+        Questions are read row by row (no pads), then all rows decode together. A state may not occur twice.
+        Raises RequestError when a question does not fit the model's limit; WorkError on lack of memory, or
+        when the model computes numbers that are not finite.
         """
+        if max_new_tokens < 1:
+            raise RequestError(f"max_new_tokens={max_new_tokens} must be at least 1")
+        if len({id(state) for state in states}) < len(states):
+            raise RequestError("a session occurs twice in this batch; its rows would write into each other")
+        for state, tokens in zip(states, questions, strict=True):
+            self._check_question(state, tokens)
+        held = [state.physical_lengths for state in states]
+        try:
+            return self._generate(states, questions, max_new_tokens, on_token)
+        except BaseException as error:
+            raise _explained(error, "answering") from error
+        finally:
+            for state, lengths in zip(states, held, strict=True):
+                state.truncate(lengths)
+
+    def _generate(
+        self, states: Sequence[SessionState], questions: Sequence[Sequence[int]], wanted: int,
+        on_token: Callable[[int], None] | None,
+    ) -> list[Generation]:  # fmt: skip
+        caches, answers = [], []
+        for state, tokens in zip(states, questions, strict=True):
+            start = time.perf_counter()
+            cache = self._cache([state])
+            ids = torch.tensor([list(tokens)], device=self.device)
+            logits = self.forward(self.model, ids, cache, state.logical_length, logits_to_keep=1).logits
+            room = self.geometry.max_positions - state.logical_length - len(tokens) + 1
+            answers.append(Answering(self._ends, wanted, room, on_token))
+            answers[-1].take(int(_finite(logits)[0, -1].argmax()))
+            answers[-1].question_s = time.perf_counter() - start
+            caches.append(cache)
+        start = time.perf_counter()
+        self._decode(caches, answers)
+        seconds = time.perf_counter() - start
+        return [Generation(tuple(a.made), a.finish or "eos", a.question_s, seconds, a.steps) for a in answers]
+
+    def _decode(self, caches: list[SessionCache], answers: Sequence[Answering]) -> None:
+        """One token per row and step; a row that is done leaves the batch."""
+        active = [index for index, answer in enumerate(answers) if answer.finish is None]
+        if not active:
+            return
+        cache = SessionCache.joined([caches[index] for index in active])
+        while active:
+            ids = torch.tensor([[answers[index].made[-1]] for index in active], device=self.device)
+            positions = torch.tensor(cache.logical_lengths, device=self.device)[:, None]
+            with compat.no_grad():
+                keywords = forward_keywords(self.model, cache)
+                logits = self.model(input_ids=ids, position_ids=positions, logits_to_keep=1, **keywords).logits
+            cache.check_attended()
+            chosen = _finite(logits)[:, -1].argmax(dim=-1).tolist()
+            for index, token in zip(active, chosen, strict=True):
+                answers[index].steps += 1
+                answers[index].take(token)
+            going = [at for at, index in enumerate(active) if answers[index].finish is None]
+            if going and len(going) < len(active):
+                cache.batch_select_indices(torch.tensor(going, dtype=torch.long, device=self.device))
+            active = [active[at] for at in going]
+
+    def logits(self, state: SessionState, tokens: Sequence[int]) -> Tensor:
+        """Logits [token, vocabulary] of `tokens` fed after `state`; the state is left as it was.
+
+        Raises RequestError for no tokens or too many; WorkError for numbers that are not finite.
+        """
+        self._check_question(state, tokens)
+        held = state.physical_lengths
+        try:
+            ids = torch.tensor([list(tokens)], device=self.device)
+            cache = self._cache([state])
+            found: Tensor = _finite(self.forward(self.model, ids, cache, state.logical_length).logits[0])
+            return found
+        except BaseException as error:
+            raise _explained(error, "answering") from error
+        finally:
+            state.truncate(held)
+
+    def cache(self, states: Sequence[SessionState]) -> SessionCache:
+        """A copy of the states as one transformers Cache; its memory returns to the pool with the object."""
+        return self._cache([state.copy(self.growth) for state in states])
+
+    def fingerprint(self) -> str:
+        """Of architecture, weights and dtype, whatever the device."""
+        if self._fingerprint is None:
+            self._fingerprint = fingerprint(self.model)
+        return self._fingerprint
+
+    def _cache(self, states: Sequence[SessionState]) -> SessionCache:
+        return SessionCache(self.model.config, states, latent=self._latent)
+
+    def _rotations(self) -> list[Rotation]:
+        return [functools.partial(compat.rotation, self.model, layer) for layer in self.geometry.attention_layers]
+
+    def _check_room(self, tokens: int) -> None:
         limit = self.geometry.max_positions
-        first = state.logical_length + len(tokens)
+        if tokens >= limit:
+            raise RequestError(
+                f"the context has {tokens} tokens with its template, but {self.name} reads at most {limit} "
+                "and the question needs room too; shorten the document or use a model with a longer limit"
+            )
+
+    def _check_question(self, state: SessionState, tokens: Sequence[int]) -> None:
+        limit, first = self.geometry.max_positions, state.logical_length + len(tokens)
         if not tokens:
             raise RequestError("the question is empty; give at least one token")
         if first > limit:
             raise RequestError(
                 f"context and question have {first} tokens, but {self.name} reads at most {limit}; shorten the question"
             )
-        if max_new_tokens < 1:
-            raise RequestError(f"max_new_tokens={max_new_tokens} must be at least 1")
-        held = state.physical_lengths
-        try:
-            return self._generate(state, tokens, min(max_new_tokens, limit - first + 1), max_new_tokens, on_token)
-        except BaseException as error:
-            raise _explained(error, "answering") from error
-        finally:
-            for slots, length in zip(state.slots, held, strict=True):
-                slots.truncate(length)
-
-    def _generate(
-        self, state: SessionState, tokens: Sequence[int], room: int, wanted: int, on_token: Callable[[int], None] | None
-    ) -> Generation:
-        start = time.perf_counter()
-        cache = SessionCache(self.model.config, state)
-        position = state.logical_length
-        ids = torch.tensor([list(tokens)], device=self.device)
-        made: list[int] = []
-        logits = self.forward(self.model, ids, cache, position, logits_to_keep=1).logits
-        asked = time.perf_counter()
-        position += len(tokens)
-        while (token := int(logits[0, -1].argmax())) not in self._ends:
-            made.append(token)
-            if on_token is not None:
-                on_token(token)
-            if len(made) == room:
-                break
-            ids = torch.tensor([[token]], device=self.device)
-            logits = self.forward(self.model, ids, cache, position, logits_to_keep=1).logits
-            position += 1
-        finish = "eos" if token in self._ends else "length" if room == wanted else "limit"
-        steps = position - state.logical_length - len(tokens)
-        return Generation(tuple(made), finish, asked - start, time.perf_counter() - asked, steps)
-
-    def logits(self, state: SessionState, tokens: Sequence[int]) -> Tensor:
-        """Logits [token, vocabulary] of `tokens` fed after `state`; the state is left as it was."""
-        held = state.physical_lengths
-        try:
-            cache = SessionCache(self.model.config, state)
-            ids = torch.tensor([list(tokens)], device=self.device)
-            found: Tensor = self.forward(self.model, ids, cache, state.logical_length).logits[0]
-            return found
-        finally:
-            for slots, length in zip(state.slots, held, strict=True):
-                slots.truncate(length)
-
-    def cache(self, state: SessionState) -> SessionCache:
-        """A copy of `state` as a transformers Cache; its memory returns to the pool with the object."""
-        return SessionCache(self.model.config, state.copy(self.growth))
 
     def encode(self, text: str) -> list[int]:
         return encode_plain(self._need_tokenizer(), text)
@@ -246,6 +326,46 @@ class HFEngine:
         return self.tokenizer
 
 
+class Answering:
+    """One row's answer in the making. finish: None while it goes on."""
+
+    def __init__(
+        self, ends: frozenset[int], wanted: int, room: int, on_token: Callable[[int], None] | None
+    ) -> None:
+        self.made: list[int] = []
+        self.finish: str | None = None
+        self.question_s = 0.0
+        self.steps = 0
+        self._ends, self._limit = ends, min(wanted, room)
+        self._at_limit = "length" if wanted <= room else "limit"
+        self._on_token = on_token
+
+    def take(self, token: int) -> None:
+        """The model chose `token`."""
+        if token in self._ends:
+            self.finish = "eos"
+            return
+        self.made.append(token)
+        if self._on_token is not None:
+            self._on_token(token)
+        if len(self.made) == self._limit:
+            self.finish = self._at_limit
+
+
+def _finite(logits: Tensor) -> Tensor:
+    if not bool(torch.isfinite(logits).all()):
+        raise WorkError(
+            "the model computed numbers that are not finite: its activations overflow this dtype; "
+            "load it with --dtype float32 or bfloat16"
+        )
+    return logits
+
+
+def _check_chunk(chunk: int) -> None:
+    if chunk < 64 or chunk % 64:
+        raise RequestError(f"chunk={chunk} must be a multiple of 64, at least 64; 512 is the default")
+
+
 def _measure(loaded: LoadedModel) -> ModelGeometry:
     """Read the shapes a real cache takes from a one-token forward pass."""
     config = loaded.model.config
@@ -259,15 +379,20 @@ def _measure(loaded: LoadedModel) -> ModelGeometry:
             input_ids=torch.zeros(1, 1, dtype=torch.long, device=loaded.model.device),
             **{compat.cache_keyword(decoder): cache, "use_cache": True},
         )
-    attention = [i for i, layer in enumerate(layers) if compat.is_full_attention(layer)]
+    kinds = [compat.kind(layer) for layer in layers]
+    compat.check_kinds(kinds, loaded.name)
+    attention = [i for i, kind in enumerate(kinds) if kind in compat.HOLDS_SLOTS]
     if not attention:
-        raise RequestError(f"{loaded.name} has no full-attention layers, so there is no KV cache to compact")
+        raise RequestError(
+            f"{loaded.name} has no layer that attends to its whole context, so there is no KV cache to compact; "
+            "its sliding windows already drop what they passed"
+        )
     keys, values = [layers[i].keys for i in attention], [layers[i].values for i in attention]
     return ModelGeometry(
         family=loaded.family.name,
         n_layers=len(layers),
         attention_layers=tuple(LayerIndex(i) for i in attention),
-        recurrent_layers=tuple(LayerIndex(i) for i in range(len(layers)) if i not in attention),
+        recurrent_layers=tuple(LayerIndex(i) for i, kind in enumerate(kinds) if kind in ("state", "full+state")),
         query_heads=config.get_text_config(decoder=True).num_attention_heads,
         kv_heads=tuple(k.shape[1] for k in keys),
         key_dims=tuple(k.shape[3] for k in keys),

@@ -1,0 +1,90 @@
+"""Several contexts at once: each row is a session, and all rows decode together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from torch import Tensor
+
+from wakesight.core import Answer
+from wakesight.engines.session import Session, SessionStats, ask_together
+from wakesight.errors import RequestError
+from wakesight.policy import Policy
+
+
+class SessionBatch(Sequence[Session]):
+    """Sessions of one engine side by side; a row equals the same session alone.
+
+    Made by `Engine.prefill_batch`, by `compact`, or from any sessions: the children of one context under
+    different policies, say.
+    """
+
+    def __init__(self, sessions: Sequence[Session]) -> None:
+        if not sessions:
+            raise RequestError("a batch needs at least one session")
+        self._rows = list(sessions)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, row: int) -> Session:  # type: ignore[override]
+        return self._rows[row]
+
+    def __iter__(self) -> Iterator[Session]:
+        return iter(self._rows)
+
+    def compact(self, policy: Policy) -> SessionBatch:
+        """A batch of children, one per row; all or none."""
+        return _all_or_none(self._rows, lambda row: row.compact(policy))
+
+    def append(self, texts: Sequence[str | Sequence[int]]) -> None:
+        """Continue each row by its own text, as `Session.append` does."""
+        for row, text in zip(self._rows, texts, strict=True):
+            row.append(text)
+
+    def ask(
+        self, questions: str | Sequence[str | Sequence[int]], *, max_new_tokens: int = 128
+    ) -> list[Answer]:
+        """One answer per row. questions: one text for all rows, or a list with one per row."""
+        return ask_together(self._rows, self._one_each(questions), max_new_tokens)
+
+    def logits(self, tokens: Sequence[Sequence[int]]) -> list[Tensor]:
+        """Per row, logits [token, vocabulary] for ids fed after its context."""
+        return [row.logits(ids) for row, ids in zip(self._rows, self._one_each(tokens), strict=True)]
+
+    def cache(self) -> object:
+        """A copy of all rows as one transformers Cache: `model.generate(padded_question_ids, cache=...)` goes on."""
+        return self._rows[0].engine.cache([row.state for row in self._rows])
+
+    @property
+    def stats(self) -> list[SessionStats]:
+        return [row.stats for row in self._rows]
+
+    def close(self) -> None:
+        for row in self._rows:
+            row.close()
+
+    def __enter__(self) -> SessionBatch:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _one_each(self, given: str | Sequence[str | Sequence[int]]) -> Sequence[str | Sequence[int]]:
+        if isinstance(given, str):
+            return [given] * len(self._rows)
+        if len(given) != len(self._rows):
+            raise RequestError(f"the batch has {len(self._rows)} rows, but {len(given)} questions were given")
+        return given
+
+
+def _all_or_none(rows: Sequence[Session], make: Callable[[Session], Session]) -> SessionBatch:
+    made: list[Session] = []
+    try:
+        for row in rows:
+            made.append(make(row))
+    except BaseException:
+        for session in made:
+            session.close()
+        raise
+    return SessionBatch(made)

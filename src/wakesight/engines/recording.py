@@ -1,0 +1,185 @@
+"""What prefill overheard of one sequence, and the `Signals` that scorers read from it.
+
+A recorder sits at each attention layer and shows every chunk to its taps. A child shares its parent's
+recording until it is continued; from then on it has its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from wakesight.cache.slots import Slots
+from wakesight.cache.state import SessionState
+from wakesight.core import KeptSet, Signals
+from wakesight.errors import RequestError
+from wakesight.registry import did_you_mean
+from wakesight.scores.table import SCORERS, scorer
+from wakesight.signals.attention_sums import AttentionSums
+from wakesight.signals.chunk import Chunk
+from wakesight.signals.queries import QueryWindow
+from wakesight.signals.query_moments import QueryMoments
+
+Tap = QueryWindow | AttentionSums | QueryMoments
+Rotation = Callable[[int, int], Tensor | None]  # positions start .. stop -> [2, q, rotary_dim]
+ALWAYS = ("keys", "values", "queries")
+ON_REQUEST = ("attention_sums", "query_mean", "query_covariance", "future_rotation")
+FUTURE = 512  # positions behind the context whose rotation `future_rotation` gives
+
+
+def wanted_signals(names: Iterable[str]) -> tuple[str, ...]:
+    """Signal names for a `record=` list of signals and scorers ("attention_sums", "h2o").
+
+    Raises RequestError for a name that is neither.
+    """
+    wanted: set[str] = set()
+    for name in names:
+        if name in ALWAYS + ON_REQUEST:
+            wanted.add(name)
+        elif name.partition(":")[0] in SCORERS:
+            wanted.update(scorer(name).reads)
+        else:
+            known = ON_REQUEST + tuple(SCORERS)
+            raise RequestError(
+                f"record names {name!r}, which is no signal and no scorer{did_you_mean(name, known)}; "
+                f"signals: {', '.join(ON_REQUEST)}"
+            )
+    return tuple(name for name in ON_REQUEST if name in wanted)
+
+
+@dataclass
+class LayerRecorder:
+    """The taps of one attention layer. held: per KV head the positions held when `begin` tokens had been seen."""
+
+    taps: dict[str, Tap]
+    rotation: Rotation
+    needs_rotation: bool
+    held: tuple[Tensor, ...] | None = None
+    begin: int = 0
+    scaling: float = 1.0
+
+    def hear(self, queries: Tensor, keys: tuple[Tensor, ...], start: int, scaling: float) -> None:
+        """queries: [query_head, q, dim] at positions start, start + 1, ...; keys: per KV head [held, dim]."""
+        stop = start + queries.shape[1]
+        positions = None
+        if self.held is not None:
+            fresh = torch.arange(self.begin, stop, device=queries.device)
+            positions = tuple(torch.cat([head, fresh]) for head in self.held)
+        rotation = self.rotation(start, stop) if self.needs_rotation else None
+        self.scaling = scaling
+        chunk = Chunk(queries, keys, positions, start, scaling, rotation)
+        for tap in self.taps.values():
+            tap.watch(chunk)
+
+    def continued(self, state: SessionState, layer: int) -> LayerRecorder:
+        """A recorder of its own for the next tokens of `state`."""
+        held = None if state.kept is None else state.kept.positions[layer]
+        mask = None if held is None else _mask(held, state.logical_length)
+        taps = {n: t.copy(mask) if isinstance(t, AttentionSums) else t.copy() for n, t in self.taps.items()}
+        return LayerRecorder(taps, self.rotation, self.needs_rotation, held, state.logical_length, self.scaling)
+
+
+@dataclass
+class Recording:
+    """One recorder per attention layer. stored_keys: slots -> per KV head [held, dim] (None: keys are latent
+    and shared, and values have no form of their own)."""
+
+    layers: list[LayerRecorder]
+    window: int
+    record: tuple[str, ...]
+    latent_keys: Callable[[Slots], tuple[Tensor, ...]] | None = None
+
+    @classmethod
+    def start(
+        cls, rotations: Sequence[Rotation], window: int, record: tuple[str, ...],
+        latent_keys: Callable[[Slots], tuple[Tensor, ...]] | None,
+    ) -> Recording:  # fmt: skip
+        """Fresh recorders. rotations: one function per attention layer. window: last queries to keep."""
+        moments = "query_mean" in record or "query_covariance" in record
+        layers = []
+        for rotation in rotations:
+            taps: dict[str, Tap] = {"queries": QueryWindow(window)}
+            if "attention_sums" in record:
+                taps["attention_sums"] = AttentionSums()
+            if moments:
+                taps["query_moments"] = QueryMoments()
+            layers.append(LayerRecorder(taps, rotation, moments))
+        return cls(layers, window, record, latent_keys)
+
+    def continued(self, state: SessionState) -> Recording:
+        """The same, ready to hear the next tokens of `state`; this recording stays as it is."""
+        layers = [recorder.continued(state, layer) for layer, recorder in enumerate(self.layers)]
+        return Recording(layers, self.window, self.record, self.latent_keys)
+
+    def signals(self, state: SessionState) -> Signals:
+        """What a scorer may read of `state`; dense streams of a child are made layer by layer, on access."""
+        total = state.logical_length
+        streams: dict[str, Sequence[Tensor]] = {
+            "keys": _Dense(state, self.latent_keys or (lambda slots: tuple(slots.strips("key"))), "key"),
+            "queries": tuple(self._tap(layer, QueryWindow, "queries").rows for layer in self.layers),
+        }
+        if self.latent_keys is None:
+            streams["values"] = _Dense(state, lambda slots: tuple(slots.strips("value")), "value")
+        if "attention_sums" in self.record:
+            sums = (self._tap(layer, AttentionSums, "attention_sums") for layer in self.layers)
+            streams["attention_sums"] = tuple(tap.total(total) for tap in sums)
+        if "query_mean" in self.record or "query_covariance" in self.record:
+            moments = [self._tap(layer, QueryMoments, "query_moments") for layer in self.layers]
+            streams["query_mean"] = tuple(tap.mean for tap in moments)
+            streams["query_covariance"] = tuple(tap.covariance for tap in moments)
+        if "future_rotation" in self.record:
+            streams["future_rotation"] = tuple(self._future(recorder, total) for recorder in self.layers)
+        return Signals(
+            tokens=total,
+            prefix=state.prefix,
+            scaling=tuple(recorder.scaling for recorder in self.layers),
+            streams=streams,
+            held=None if state.kept is None else tuple(_mask(heads, total) for heads in state.kept.positions),
+        )
+
+    @staticmethod
+    def _future(recorder: LayerRecorder, total: int) -> Tensor:
+        rotation = recorder.rotation(total, total + FUTURE)
+        return torch.zeros(2, FUTURE, 0) if rotation is None else rotation
+
+    @staticmethod
+    def _tap(recorder: LayerRecorder, kind: type, name: str) -> Tap:
+        tap = recorder.taps[name]
+        assert isinstance(tap, kind)
+        return tap
+
+
+def _mask(positions: Sequence[Tensor], tokens: int) -> Tensor:
+    """bool [kv_head, token], true where held."""
+    mask = torch.zeros(len(positions), tokens, dtype=torch.bool, device=positions[0].device)
+    for head, where in enumerate(positions):
+        mask[head, where] = True
+    return mask
+
+
+class _Dense(Sequence[Tensor]):
+    """[kv_head, token, dim] per attention layer: views of a whole state, or a child's entries among zeros.
+
+    A child's tensors are made on access and not kept, so that scoring needs one layer at a time.
+    """
+
+    def __init__(self, state: SessionState, strips: Callable[[Slots], tuple[Tensor, ...]], name: str) -> None:
+        self._state, self._strips, self._name = state, strips, name
+
+    def __len__(self) -> int:
+        return len(self._state.slots)
+
+    def __getitem__(self, layer: int) -> Tensor:  # type: ignore[override]
+        if not -len(self) <= layer < len(self):
+            raise IndexError(layer)
+        slots, tokens = self._state.slots[layer], self._state.logical_length
+        strips = self._strips(slots)
+        if self._state.kept is None:
+            return slots.read(self._name) if len(strips) > 1 else strips[0][None]
+        dense = strips[0].new_zeros(len(strips), tokens, strips[0].shape[1])
+        for head, (where, strip) in enumerate(zip(self._state.kept.positions[layer], strips, strict=True)):
+            dense[head, where] = strip
+        return dense
