@@ -6,7 +6,6 @@ import contextlib
 import importlib.metadata
 import subprocess
 import sys
-import types
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -172,15 +171,19 @@ def test_a_plug_in_that_cannot_be_loaded_is_named_in_one_sentence(plug_in, targe
         scorer("broken:window=3")
 
 
-def test_a_plug_in_may_name_its_class_where_another_module_exports_it(plug_in, monkeypatch):
-    front = types.ModuleType("toys")
-    front.Toy = Toy
-    monkeypatch.setitem(sys.modules, "toys", front)
-    monkeypatch.setattr(Toy, "__module__", "toys.inner.place")
-    plug_in(broken="toys.missing:Toy", other="elsewhere:Toy", toy="toys:Toy")
+def test_a_plug_in_may_name_its_class_where_another_module_exports_it(plug_in, monkeypatch, tmp_path):
+    (tmp_path / "toy_plug_in").mkdir()
+    (tmp_path / "toy_plug_in" / "__init__.py").write_text("from toy_plug_in.inner import Toy\n")
+    (tmp_path / "toy_plug_in" / "inner.py").write_text(
+        "from dataclasses import dataclass\n@dataclass(frozen=True)\nclass Toy:\n    count: int = 3\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    plug_in(broken="toy_plug_in.missing:Toy", other="elsewhere:Toy", toy="toy_plug_in:Toy")
 
-    assert scorer("toy") == Toy()
-    assert scorer_spec(Toy(9)) == "toy:count=9"
+    method = scorer("toy:count=9")
+
+    assert type(method).__module__ == "toy_plug_in.inner"
+    assert scorer_spec(method) == "toy:count=9"
 
 
 def test_a_plug_in_of_another_package_is_not_imported_to_compare(plug_in, monkeypatch):

@@ -83,9 +83,13 @@ class Signals:
             return self.streams[name]
         except KeyError:
             have = ", ".join(sorted(self.streams))
+            if name == "values":
+                raise RequestError(
+                    "this model stores latent keys and no values of their own, so a scorer that reads values cannot "
+                    f"run on it (it has {have}); use --scorer keydiff, knorm, snapkv, tova or h2o"
+                ) from None
             raise RequestError(
-                f"the signal {name!r} was not recorded for this session (it has {have}); "
-                f"prefill with record=[{name!r}]"
+                f"the signal {name!r} was not recorded for this session (it has {have}); prefill with record=[{name!r}]"
             ) from None
 
 
@@ -93,7 +97,8 @@ class Signals:
 class Scores:
     """Predicted utility of every entry; larger stays.
 
-    layers: per attention layer a float32 tensor [kv_head, token], prefix included (and ignored).
+    layers: per attention layer a float32 tensor [kv_head, token], prefix included (and ignored); float64
+        where the keys were float64.
     must_keep: bool [token] or None; entries a method keeps whatever their score (windows, sinks).
     """
 

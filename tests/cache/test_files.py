@@ -579,7 +579,7 @@ def test_a_header_the_library_could_not_read_is_refused(tmp_path, monkeypatch):
 
 def test_the_header_limit_is_the_librarys(path):
     path.write_bytes((files.MAX_HEADER + 1).to_bytes(8, "little") + b"{" + b" " * 99)
-    with pytest.raises(Exception, match="header too large"), safe_open(path, framework="pt"):
+    with pytest.raises(Exception, match=r"(?i)header ?too ?large"), safe_open(path, framework="pt"):
         pass
 
 
@@ -832,11 +832,12 @@ def test_two_tensors_that_changed_places_are_found_by_the_checksum(tmp_path):
 def test_a_type_of_a_later_wakesight(path):
     """Not damage: the checksum is right, made by someone who knows one type more."""
     with pytest.MonkeyPatch.context() as later:
-        later.setitem(files.NAMES, torch.complex64, "C64")
-        files.write(path, {}, {"k": torch.ones(2, dtype=torch.complex64)})
+        later.setitem(files.NAMES, torch.float8_e5m2, "F8_E5M2")
+        files.write(path, {}, {"k": torch.ones(2).to(torch.float8_e5m2)})
 
     assert refusal(files.read, path) == (
-        f"{path} holds the tensor 'k' as C64, which this wakesight does not know; update it: pip install -U wakesight"
+        f"{path} holds the tensor 'k' as F8_E5M2, which this wakesight does not know; "
+        "update it: pip install -U wakesight"
     )
 
 
@@ -845,15 +846,17 @@ def test_no_flipped_bit_and_no_cut_goes_unnoticed(tmp_path):
     path = tmp_path / "small.ws"
     files.write(path, {"a": 1}, {"k": noise((3,), torch.int16), "p": torch.tensor([True])})
     blob = path.read_bytes()
-    damaged = [blob[:length] for length in range(len(blob))]
-    for bit in range(8 * len(blob)):
-        flipped = bytearray(blob)
-        flipped[bit // 8] ^= 1 << bit % 8
-        damaged.append(bytes(flipped))
 
-    for content in damaged:
-        path.write_bytes(content)
-        assert str(path) in refusal(files.read, path)
+    with open(path, "r+b", buffering=0) as file:  # in place: emptying a file and filling it again waits for the disk
+        for bit in range(8 * len(blob)):
+            place = bit // 8
+            os.pwrite(file.fileno(), bytes([blob[place] ^ 1 << bit % 8]), place)
+            assert str(path) in refusal(files.read, path)
+            os.pwrite(file.fileno(), blob[place : place + 1], place)
+        assert files.read(path).header == {"a": 1}
+        for length in reversed(range(len(blob))):
+            file.truncate(length)
+            assert str(path) in refusal(files.read, path)
 
 
 # --- somebody else is faster -------------------------------------------------------------------------------------

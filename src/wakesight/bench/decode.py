@@ -75,18 +75,18 @@ def _ours(engine: HFEngine, session: Session, steps: int) -> None:
     """The engine's own decode loop without its stop at end-of-sequence, so that all arms do equal work."""
     state = session.state
     held = state.physical_lengths
-    cache = SessionCache(engine.model.config, state)
+    cache = SessionCache(engine.model.config, [state])
     token = torch.tensor([[1]], device=engine.device)
     for step in range(steps):
         logits = engine.forward(engine.model, token, cache, state.logical_length + step, logits_to_keep=1).logits
         token = logits[:, -1].argmax(dim=-1, keepdim=True)
-    for slots, length in zip(state.slots, held, strict=True):
-        slots.truncate(length)
+    state.truncate(held)
 
 
 def _with_torch_linear(engine: HFEngine, session: Session, steps: int) -> None:
     for module in engine.model.modules():
-        vars(module).pop("forward", None)
+        if isinstance(module, torch.nn.Linear):
+            vars(module).pop("forward", None)
     try:
         _ours(engine, session, steps)
     finally:

@@ -51,4 +51,4 @@ def rewind(cache: DynamicCache, held: list[tuple[Any, Any]]) -> None:
 
 def remember(cache: DynamicCache) -> list[Any]:
     """The K/V tensors of every attention layer, for `rewind`."""
-    return [(layer.keys, layer.values) if compat.is_full_attention(layer) else None for layer in cache.layers]
+    return [(layer.keys, layer.values) if compat.kind(layer) == "full" else None for layer in cache.layers]

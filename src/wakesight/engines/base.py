@@ -36,6 +36,7 @@ class Engine(Protocol):
     geometry: ModelGeometry
     growth: int  # slack slots that new storage gets
     pool: Pool
+    only_whole: str | None  # why nothing can be evicted on this model; None where it can
 
     def generate(
         self, states: Sequence[SessionState], questions: Sequence[Sequence[int]], max_new_tokens: int,

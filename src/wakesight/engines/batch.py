@@ -42,15 +42,13 @@ class SessionBatch(Sequence[Session]):
         for row, text in zip(self._rows, texts, strict=True):
             row.append(text)
 
-    def ask(
-        self, questions: str | Sequence[str | Sequence[int]], *, max_new_tokens: int = 128
-    ) -> list[Answer]:
+    def ask(self, questions: str | Sequence[str | Sequence[int]], *, max_new_tokens: int = 128) -> list[Answer]:
         """One answer per row. questions: one text for all rows, or a list with one per row."""
         return ask_together(self._rows, self._one_each(questions), max_new_tokens)
 
     def logits(self, tokens: Sequence[Sequence[int]]) -> list[Tensor]:
         """Per row, logits [token, vocabulary] for ids fed after its context."""
-        return [row.logits(ids) for row, ids in zip(self._rows, self._one_each(tokens), strict=True)]
+        return [row.logits(ids) for row, ids in zip(self._rows, tokens, strict=True)]
 
     def cache(self) -> object:
         """A copy of all rows as one transformers Cache: `model.generate(padded_question_ids, cache=...)` goes on."""

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from wakesight.cache.slots import Slots
 from wakesight.cache.state import SessionState
-from wakesight.core import KeptSet, Signals
+from wakesight.core import Signals
 from wakesight.errors import RequestError
 from wakesight.registry import did_you_mean
 from wakesight.scores.table import SCORERS, scorer
@@ -23,7 +23,6 @@ from wakesight.signals.chunk import Chunk
 from wakesight.signals.queries import QueryWindow
 from wakesight.signals.query_moments import QueryMoments
 
-Tap = QueryWindow | AttentionSums | QueryMoments
 Rotation = Callable[[int, int], Tensor | None]  # positions start .. stop -> [2, q, rotary_dim]
 ALWAYS = ("keys", "values", "queries")
 ON_REQUEST = ("attention_sums", "query_mean", "query_covariance", "future_rotation")
@@ -54,9 +53,10 @@ def wanted_signals(names: Iterable[str]) -> tuple[str, ...]:
 class LayerRecorder:
     """The taps of one attention layer. held: per KV head the positions held when `begin` tokens had been seen."""
 
-    taps: dict[str, Tap]
+    queries: QueryWindow
+    sums: AttentionSums | None
+    moments: QueryMoments | None
     rotation: Rotation
-    needs_rotation: bool
     held: tuple[Tensor, ...] | None = None
     begin: int = 0
     scaling: float = 1.0
@@ -68,18 +68,26 @@ class LayerRecorder:
         if self.held is not None:
             fresh = torch.arange(self.begin, stop, device=queries.device)
             positions = tuple(torch.cat([head, fresh]) for head in self.held)
-        rotation = self.rotation(start, stop) if self.needs_rotation else None
+        rotation = self.rotation(start, stop) if self.moments else None
         self.scaling = scaling
         chunk = Chunk(queries, keys, positions, start, scaling, rotation)
-        for tap in self.taps.values():
-            tap.watch(chunk)
+        for tap in (self.queries, self.sums, self.moments):
+            if tap is not None:
+                tap.watch(chunk)
 
     def continued(self, state: SessionState, layer: int) -> LayerRecorder:
         """A recorder of its own for the next tokens of `state`."""
         held = None if state.kept is None else state.kept.positions[layer]
         mask = None if held is None else _mask(held, state.logical_length)
-        taps = {n: t.copy(mask) if isinstance(t, AttentionSums) else t.copy() for n, t in self.taps.items()}
-        return LayerRecorder(taps, self.rotation, self.needs_rotation, held, state.logical_length, self.scaling)
+        return LayerRecorder(
+            self.queries.copy(),
+            self.sums and self.sums.copy(mask),
+            self.moments and self.moments.copy(),
+            self.rotation,
+            held,
+            state.logical_length,
+            self.scaling,
+        )
 
 
 @dataclass
@@ -98,15 +106,14 @@ class Recording:
         latent_keys: Callable[[Slots], tuple[Tensor, ...]] | None,
     ) -> Recording:  # fmt: skip
         """Fresh recorders. rotations: one function per attention layer. window: last queries to keep."""
+        sums = "attention_sums" in record
         moments = "query_mean" in record or "query_covariance" in record
-        layers = []
-        for rotation in rotations:
-            taps: dict[str, Tap] = {"queries": QueryWindow(window)}
-            if "attention_sums" in record:
-                taps["attention_sums"] = AttentionSums()
-            if moments:
-                taps["query_moments"] = QueryMoments()
-            layers.append(LayerRecorder(taps, rotation, moments))
+        layers = [
+            LayerRecorder(
+                QueryWindow(window), AttentionSums() if sums else None, QueryMoments() if moments else None, rotation
+            )
+            for rotation in rotations
+        ]
         return cls(layers, window, record, latent_keys)
 
     def continued(self, state: SessionState) -> Recording:
@@ -119,19 +126,17 @@ class Recording:
         total = state.logical_length
         streams: dict[str, Sequence[Tensor]] = {
             "keys": _Dense(state, self.latent_keys or (lambda slots: tuple(slots.strips("key"))), "key"),
-            "queries": tuple(self._tap(layer, QueryWindow, "queries").rows for layer in self.layers),
+            "queries": tuple(layer.queries.rows for layer in self.layers if layer.queries.rows is not None),
         }
         if self.latent_keys is None:
             streams["values"] = _Dense(state, lambda slots: tuple(slots.strips("value")), "value")
-        if "attention_sums" in self.record:
-            sums = (self._tap(layer, AttentionSums, "attention_sums") for layer in self.layers)
+        if sums := [layer.sums for layer in self.layers if layer.sums]:
             streams["attention_sums"] = tuple(tap.total(total) for tap in sums)
-        if "query_mean" in self.record or "query_covariance" in self.record:
-            moments = [self._tap(layer, QueryMoments, "query_moments") for layer in self.layers]
+        if moments := [layer.moments for layer in self.layers if layer.moments]:
             streams["query_mean"] = tuple(tap.mean for tap in moments)
             streams["query_covariance"] = tuple(tap.covariance for tap in moments)
         if "future_rotation" in self.record:
-            streams["future_rotation"] = tuple(self._future(recorder, total) for recorder in self.layers)
+            streams["future_rotation"] = tuple(_future(layer.rotation, total) for layer in self.layers)
         return Signals(
             tokens=total,
             prefix=state.prefix,
@@ -140,16 +145,10 @@ class Recording:
             held=None if state.kept is None else tuple(_mask(heads, total) for heads in state.kept.positions),
         )
 
-    @staticmethod
-    def _future(recorder: LayerRecorder, total: int) -> Tensor:
-        rotation = recorder.rotation(total, total + FUTURE)
-        return torch.zeros(2, FUTURE, 0) if rotation is None else rotation
 
-    @staticmethod
-    def _tap(recorder: LayerRecorder, kind: type, name: str) -> Tap:
-        tap = recorder.taps[name]
-        assert isinstance(tap, kind)
-        return tap
+def _future(rotation: Rotation, total: int) -> Tensor:
+    found = rotation(total, total + FUTURE)
+    return torch.zeros(2, FUTURE, 0) if found is None else found
 
 
 def _mask(positions: Sequence[Tensor], tokens: int) -> Tensor:

@@ -119,14 +119,24 @@ class Session:
         state = self.state
         self._not_answering()
         prefix, per_head = self._size(policy)
+        start = time.perf_counter()
+        if self.engine.only_whole is not None:
+            if policy.keep != 1:
+                raise RequestError(
+                    f"entries of {self.engine.name} cannot be evicted: {self.engine.only_whole}; use --keep 1"
+                )
+            return self._child(state.copy(self.engine.growth), policy, 0.0, start)
         ranking, score_s = self._ranked(policy, prefix)
         start = time.perf_counter()
         budget = make_budget(policy.allocation_rule, per_head, ranking.body, self.engine.geometry)
         if policy.unit == "page":
             budget = snap(budget, ranking, policy.page_size)
         child = state.compacted(take(ranking, budget), self.engine.growth)
+        return self._child(child, policy, score_s, start)
+
+    def _child(self, state: SessionState, policy: Policy, score_s: float, start: float) -> Session:
         return Session(
-            self.engine, child, self.frame, self.recording, prefill_s=self.prefill_s, policy=policy, score_s=score_s,
+            self.engine, state, self.frame, self.recording, prefill_s=self.prefill_s, policy=policy, score_s=score_s,
             compact_s=time.perf_counter() - start,
         )  # fmt: skip
 

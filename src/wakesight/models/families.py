@@ -95,4 +95,5 @@ def missing_model_types() -> frozenset[str]:
     """The model types above that the installed transformers does not know (kimi_linear came after 5.16)."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
-    return frozenset(name for family in FAMILIES for name in family.model_types) - CONFIG_MAPPING_NAMES.keys()
+    types = [name for family in FAMILIES for name in family.model_types]
+    return frozenset(name for name in types if name not in CONFIG_MAPPING_NAMES)

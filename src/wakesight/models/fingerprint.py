@@ -34,5 +34,3 @@ def _architecture(config: Any) -> str:
 def dtype_name(model: Any) -> str:
     """ "float32" and so on."""
     return str(next(p.dtype for p in model.parameters() if p.is_floating_point())).removeprefix("torch.")
-
-

@@ -34,9 +34,9 @@ def held_layers(signals: Signals) -> Sequence[Tensor | None]:
 
 
 def widened(keys: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
-    """All of them in the precision that the keys are scored in."""
+    """All of them in the precision that the keys are scored in, on the keys' device."""
     dtype = working_dtype(keys.dtype)
-    return tuple(tensor.to(dtype) for tensor in (keys, *others))
+    return tuple(tensor.to(keys.device, dtype) for tensor in (keys, *others))
 
 
 def only_held(numbers: Tensor, held: Tensor | None) -> Tensor:

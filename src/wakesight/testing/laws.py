@@ -16,6 +16,7 @@ from transformers import AttentionInterface, DynamicCache
 
 from wakesight.core import KeptSet, Scores
 from wakesight.engines.hf import compat
+from wakesight.models.families import family_of
 
 _MASKED = "wakesight_testing_masked"
 
@@ -52,13 +53,21 @@ def masked_logits(model: Any, context: Sequence[int], tokens: Sequence[int], kep
         masks = iter(kept.positions)
         dropped = [_dropped(next(masks), len(context)) if window is None else None for window in windows]
         _hidden = _Hidden(dropped, windows)
-        positions = torch.arange(len(context), len(context) + len(tokens))[None]
-        held = {name: cache, "use_cache": True, "position_ids": positions}
-        found: Tensor = model(input_ids=torch.tensor([list(tokens)]), **held).logits[0]
-        assert _hidden.calls == len(layers), "an attention layer did not run through the masked attention"
-        return found
+        rows = []
+        for part in torch.split(torch.tensor([list(tokens)]), _step(model, len(tokens)), dim=1):
+            start = len(context) + sum(row.shape[0] for row in rows)
+            positions = torch.arange(start, start + part.shape[1])[None]  # some models restart at 0 by themselves
+            rows.append(model(input_ids=part, position_ids=positions, **{name: cache, "use_cache": True}).logits[0])
+            assert _hidden.calls == len(layers), "an attention layer did not run through the masked attention"
+            _hidden.calls = 0
+        return torch.cat(rows)
     finally:
         model.set_attn_implementation(before)
+
+
+def _step(model: Any, tokens: int) -> int:
+    """Tokens that transformers can read at once behind a past."""
+    return 1 if family_of(model.config).one_at_a_time else tokens
 
 
 def _dropped(positions: Sequence[Tensor], tokens: int) -> Tensor:
@@ -115,14 +124,19 @@ def greedy(model: Any, tokens: Sequence[int], count: int, *, chunk: int | None =
     """`count` greedy ids of a plain transformers loop after `tokens`, and the logits [count, vocabulary]."""
     name = compat.cache_keyword(model)
     cache = DynamicCache(config=model.config)
-    ids = torch.tensor([list(tokens)])
-    for part in torch.split(ids, chunk or len(tokens), dim=1):
-        logits = model(input_ids=part, logits_to_keep=1, **{name: cache, "use_cache": True}).logits
-    made, rows = [], []
-    for _ in range(count):
+    seen = 0
+    made: list[int] = []
+    rows = []
+    parts = [*torch.split(torch.tensor([list(tokens)]), chunk or len(tokens), dim=1)]
+    while len(made) < count:
+        for part in parts:
+            positions = torch.arange(seen, seen + part.shape[1])[None]
+            held = {name: cache, "use_cache": True, "position_ids": positions}
+            logits = model(input_ids=part, logits_to_keep=1, **held).logits
+            seen += part.shape[1]
         rows.append(logits[0, -1])
         made.append(int(rows[-1].argmax()))
-        logits = model(input_ids=torch.tensor([[made[-1]]]), **{name: cache, "use_cache": True}).logits
+        parts = [torch.tensor([[made[-1]]])]
     return made, torch.stack(rows)
 
 

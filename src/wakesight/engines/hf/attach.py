@@ -85,6 +85,9 @@ def _continued(run: Any, cache: SessionCache, kwargs: dict[str, Any]) -> Any:
         _fork(cache, inputs.shape[0])
     pads = left_pads(kwargs.get("attention_mask"), inputs.shape[1])
     cache.fresh = False
+    if not any(pads) and cache.stepwise and inputs.shape[1] > 1 and cache.logical_lengths[0]:
+        steps = [_continued(run, cache, {**kwargs, name: step}) for step in torch.split(inputs, 1, dim=1)]
+        return _with_logits(steps[-1], torch.cat([step.logits for step in steps], dim=1), cache)
     if not any(pads):
         positions = _positions(cache, inputs.shape[1], inputs.device)
         return run(**{**kwargs, "position_ids": positions, "attention_mask": None})
@@ -135,9 +138,12 @@ def _joined(outputs: list[Any], cache: SessionCache) -> Any:
     """One output for rows that ran apart: logits aligned at the right, zeros where a row had pads."""
     width = max(output.logits.shape[1] for output in outputs)
     logits = [torch.nn.functional.pad(o.logits, (0, 0, width - o.logits.shape[1], 0)) for o in outputs]
-    first = outputs[0]
-    held = {name: cache for name in _CACHE_NAMES if name in first.keys()}  # noqa: SIM118 - aliases are no keys
-    return type(first)(logits=torch.cat(logits), **held)
+    return _with_logits(outputs[0], torch.cat(logits), cache)
+
+
+def _with_logits(output: Any, logits: Tensor, cache: SessionCache) -> Any:
+    held = {name: cache for name in _CACHE_NAMES if name in output.keys()}  # noqa: SIM118 - aliases are no keys
+    return type(output)(logits=logits, **held)
 
 
 def _prepare(stock: Any) -> Any:

@@ -102,9 +102,7 @@ def attend_eager(query: Tensor, key: Tensor, value: Tensor, scaling: float, wind
     return output.view(batch, heads, new, -1)
 
 
-def causal_tail(
-    new: int, slots: int, device: torch.device, dtype: torch.dtype, window: int | None = None
-) -> Tensor:
+def causal_tail(new: int, slots: int, device: torch.device, dtype: torch.dtype, window: int | None = None) -> Tensor:
     """Additive mask [new, slots]: 0 where query j sees the slot (slot <= slots - new + j), -inf elsewhere.
 
     window: slots at or below slots - new + j - window are hidden too.

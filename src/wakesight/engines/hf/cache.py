@@ -10,7 +10,7 @@ from transformers.cache_utils import Cache
 
 from wakesight.cache.state import SessionState
 from wakesight.engines.hf import compat
-from wakesight.engines.hf.layers import OwnLayer, SlotLayer, build, join, row_of, states_of
+from wakesight.engines.hf.layers import IndexedLayer, OwnLayer, SlotLayer, build, join, row_of, states_of
 from wakesight.errors import RequestError
 
 
@@ -22,12 +22,21 @@ class SessionCache(Cache):
     their end.
     """
 
-    def __init__(self, config: Any, states: Sequence[SessionState], *, latent: bool = False) -> None:
+    stepwise: bool  # tokens behind a past are read one at a time
+
+    def __init__(
+        self, config: Any, states: Sequence[SessionState], *, latent: bool = False, stepwise: bool = False
+    ) -> None:
         self.tokens = [state.tokens for state in states]
         self.fresh = True  # nothing was appended yet
-        self._config, self._latent = config, latent
+        self.stepwise = stepwise
         self._states = list(states)  # keeps the storage alive for as long as a user keeps the cache
         super().__init__(layers=_layers(config, states, latent))
+        indexed = next((layer for layer in self.layers if isinstance(layer, IndexedLayer)), None)
+        if indexed is not None and states[0].tokens:
+            compat.restore_indexer_positions(self, indexed, len(states[0].tokens), indexed.rows[0].read("key").device)
+
+    layers: list[Any]
 
     @property
     def rows(self) -> int:
@@ -54,8 +63,8 @@ class SessionCache(Cache):
     def row(self, index: int) -> SessionCache:
         """One row as a cache of its own, on the same slots; `take_rows` puts it back."""
         single = SessionCache.__new__(SessionCache)
-        single.tokens, single.fresh = [self.tokens[index]], self.fresh
-        single._config, single._latent, single._states = self._config, self._latent, [self._states[index]]
+        single.tokens, single.fresh, single.stepwise = [self.tokens[index]], self.fresh, self.stepwise
+        single._states = [self._states[index]]
         Cache.__init__(single, layers=[row_of(layer, index) for layer in self.layers])
         return single
 
@@ -73,7 +82,7 @@ class SessionCache(Cache):
             return first
         whole = cls.__new__(cls)
         whole.tokens, whole.fresh = [row.tokens[0] for row in rows], all(row.fresh for row in rows)
-        whole._config, whole._latent = first._config, first._latent
+        whole.stepwise = first.stepwise
         whole._states = [state for row in rows for state in row._states]
         Cache.__init__(whole, layers=[join(parts) for parts in zip(*(r.layers for r in rows), strict=True)])
         return whole

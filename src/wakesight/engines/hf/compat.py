@@ -12,6 +12,7 @@ from packaging.version import Version
 from torch import Tensor
 from transformers import DynamicCache, cache_utils
 from transformers.cache_utils import (
+    DynamicIndexedLayer,
     DynamicLayer,
     DynamicSlidingWindowLayer,
     LinearAttentionAndFullAttentionLayer,
@@ -27,9 +28,10 @@ _KINDS = {
     DynamicSlidingWindowLayer: "window",
     LinearAttentionLayer: "state",
     LinearAttentionAndFullAttentionLayer: "full+state",
+    DynamicIndexedLayer: "indexed",
     getattr(cache_utils, "DummyLayer", None): "none",  # not in 5.16
 }
-HOLDS_SLOTS = ("full", "full+state")  # the kinds whose entries grow with the context and can be evicted
+HOLDS_SLOTS = ("full", "full+state", "indexed")  # the kinds whose entries grow with the context
 
 
 def check_version() -> None:
@@ -93,6 +95,29 @@ def restore_states(layer: Any, states: dict[str, Tensor]) -> None:
         if name == "conv":
             layer.conv_kernel_size[int(index)] = tensor.shape[-1]
             layer.dtype, layer.device = tensor.dtype, tensor.device
+
+
+def restore_indexer_positions(cache: Any, indexed: Any, tokens: int, device: Any) -> None:
+    """Sparse-indexer models keep the positions of all tokens, [3, 1, token]: on the cache before 5.24, since then on
+    its first indexed layer."""
+    positions = torch.arange(tokens, device=device).expand(3, 1, -1)
+    if hasattr(DynamicIndexedLayer(), "indexer_position_ids"):
+        indexed.indexer_position_ids = positions
+    else:
+        cache.position_ids = positions
+
+
+def rope_switch(config: Any) -> tuple[int, bool] | None:
+    """Where RoPE changes its frequencies with the length of a pass ("longrope", "dynamic"): the original limit in
+    tokens, and whether they go on changing beyond it. None for every other RoPE."""
+    text = config.get_text_config(decoder=True)
+    parameters = getattr(text, "rope_parameters", None) or {}
+    kind = parameters.get("rope_type")
+    if kind not in ("longrope", "dynamic"):
+        return None
+    limit = parameters.get("original_max_position_embeddings")
+    limit = limit or getattr(text, "original_max_position_embeddings", None) or text.max_position_embeddings
+    return int(limit), kind == "dynamic"
 
 
 def is_latent(config: Any) -> bool:

@@ -15,8 +15,8 @@ from wakesight.cache.slots import Slots
 from wakesight.cache.state import SessionState
 from wakesight.core import LayerIndex, ModelGeometry
 from wakesight.engines.base import Generation
-from wakesight.engines.hf import compat
 from wakesight.engines.batch import SessionBatch
+from wakesight.engines.hf import compat
 from wakesight.engines.hf.attach import attach, forward_keywords, left_pads
 from wakesight.engines.hf.cache import SessionCache
 from wakesight.engines.hf.latent import stored
@@ -57,7 +57,10 @@ class HFEngine:
         self.tokenizer = loaded.tokenizer
         self.growth = growth
         self.pool = pool or Pool()
+        self.only_whole = loaded.family.only_whole
         self._latent = compat.is_latent(self.model.config)
+        self._stepwise = loaded.family.one_at_a_time is not None
+        self._rope_switch = compat.rope_switch(self.model.config)
         self.geometry = _measure(loaded)
         self._fingerprint: str | None = None
         self._decoder = self.model.get_decoder()
@@ -100,7 +103,7 @@ class HFEngine:
         if not context:
             raise RequestError("the context is empty; give a document of at least one token")
         tokens = (*frame.head, *context)
-        self._check_room(len(tokens))
+        self._check_room(len(tokens), self._limit(len(tokens)))
         start = time.perf_counter()
         slots = tuple(Slots(self.pool, len(tokens) + self.growth) for _ in self.geometry.attention_layers)
         state = SessionState(self.pool, slots, {}, (), frame.prefix)
@@ -144,7 +147,7 @@ class HFEngine:
         if not tokens:
             raise RequestError("there is nothing to append; give at least one token")
         _check_chunk(chunk)
-        self._check_room(state.logical_length + len(tokens))
+        self._check_room(state.logical_length + len(tokens), self._limit(state.logical_length))
         held = state.physical_lengths
         try:
             return self._read(state, self._checked_ids(tokens), recording.continued(state), chunk, None)
@@ -162,11 +165,12 @@ class HFEngine:
             layer.recorder = recorder
         before = state.logical_length
         ids = torch.tensor([list(tokens)], device=self.device)
-        for start in range(0, len(tokens), chunk):
-            part = ids[:, start : start + chunk]
+        start = 0
+        for part in torch.split(ids, self._chunk(chunk, before, len(tokens)), dim=1):
             self.forward(self._decoder, part, cache, before + start)
+            start += part.shape[1]
             if on_chunk is not None:
-                on_chunk(start + part.shape[1], len(tokens))
+                on_chunk(start, len(tokens))
         fixed = {name: self.pool.adopt(tensor) for name, tensor in cache.state_tensors().items()}
         state.read_on(tokens, fixed)
         return recording
@@ -216,7 +220,7 @@ class HFEngine:
             cache = self._cache([state])
             ids = torch.tensor([list(tokens)], device=self.device)
             logits = self.forward(self.model, ids, cache, state.logical_length, logits_to_keep=1).logits
-            room = self.geometry.max_positions - state.logical_length - len(tokens) + 1
+            room = self._limit(state.logical_length) - state.logical_length - len(tokens) + 1
             answers.append(Answering(self._ends, wanted, room, on_token))
             answers[-1].take(int(_finite(logits)[0, -1].argmax()))
             answers[-1].question_s = time.perf_counter() - start
@@ -276,13 +280,27 @@ class HFEngine:
         return self._fingerprint
 
     def _cache(self, states: Sequence[SessionState]) -> SessionCache:
-        return SessionCache(self.model.config, states, latent=self._latent)
+        return SessionCache(self.model.config, states, latent=self._latent, stepwise=self._stepwise)
+
+    def _chunk(self, wanted: int, before: int, tokens: int) -> int:
+        """Tokens per pass: as asked, but for models that transformers reads right in one pass only."""
+        switch = self._rope_switch
+        if self._stepwise:
+            return 1 if before else tokens
+        return tokens if switch is not None and before == 0 and tokens > switch[0] else wanted
+
+    def _limit(self, tokens: int) -> int:
+        """The longest sequence that may follow a context of `tokens`: RoPE must not change its frequencies midway."""
+        if self._rope_switch is not None:
+            limit, moving = self._rope_switch
+            if tokens <= limit or moving:
+                return min(limit, self.geometry.max_positions)
+        return self.geometry.max_positions
 
     def _rotations(self) -> list[Rotation]:
         return [functools.partial(compat.rotation, self.model, layer) for layer in self.geometry.attention_layers]
 
-    def _check_room(self, tokens: int) -> None:
-        limit = self.geometry.max_positions
+    def _check_room(self, tokens: int, limit: int) -> None:
         if tokens >= limit:
             raise RequestError(
                 f"the context has {tokens} tokens with its template, but {self.name} reads at most {limit} "
@@ -290,7 +308,7 @@ class HFEngine:
             )
 
     def _check_question(self, state: SessionState, tokens: Sequence[int]) -> None:
-        limit, first = self.geometry.max_positions, state.logical_length + len(tokens)
+        limit, first = self._limit(state.logical_length), state.logical_length + len(tokens)
         if not tokens:
             raise RequestError("the question is empty; give at least one token")
         if first > limit:
@@ -329,9 +347,7 @@ class HFEngine:
 class Answering:
     """One row's answer in the making. finish: None while it goes on."""
 
-    def __init__(
-        self, ends: frozenset[int], wanted: int, room: int, on_token: Callable[[int], None] | None
-    ) -> None:
+    def __init__(self, ends: frozenset[int], wanted: int, room: int, on_token: Callable[[int], None] | None) -> None:
         self.made: list[int] = []
         self.finish: str | None = None
         self.question_s = 0.0
@@ -392,7 +408,7 @@ def _measure(loaded: LoadedModel) -> ModelGeometry:
         family=loaded.family.name,
         n_layers=len(layers),
         attention_layers=tuple(LayerIndex(i) for i in attention),
-        recurrent_layers=tuple(LayerIndex(i) for i, kind in enumerate(kinds) if kind in ("state", "full+state")),
+        recurrent_layers=tuple(LayerIndex(i) for i, layer in enumerate(layers) if compat.state_tensors(layer)),
         query_heads=config.get_text_config(decoder=True).num_attention_heads,
         kv_heads=tuple(k.shape[1] for k in keys),
         key_dims=tuple(k.shape[3] for k in keys),

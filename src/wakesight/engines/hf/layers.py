@@ -14,13 +14,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import CacheLayerMixin, LinearAttentionLayer
+from transformers.cache_utils import CacheLayerMixin, LinearAttentionAndFullAttentionLayer, LinearAttentionLayer
 
 from wakesight.cache.compaction.gather import copy
 from wakesight.cache.slots import GROWTH, Slots
 from wakesight.engines.hf import compat
 from wakesight.engines.hf.latent import absorbed, as_stored
 from wakesight.engines.recording import LayerRecorder
+from wakesight.errors import RequestError
 
 Kernel = Callable[..., Tensor]  # (query, key, value, scaling, window) -> output, as in attention.attend
 _local = threading.local()
@@ -168,7 +169,7 @@ class WindowLayer(OwnLayer):
         super().__init__(seen)
         self.window = window
         self.rows = list(rows)  # per row (key, value) [kv_head, <= window - 1, dim]
-        self._whole: list[tuple[Tensor, Tensor]] = []
+        self._whole: list[tuple[Tensor, Tensor]] = []  # the window and the chunk, between update and attend
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         self._whole = [
@@ -184,7 +185,6 @@ class WindowLayer(OwnLayer):
         self, row: int, module: Any, query: Tensor, key: Tensor, value: Tensor, scaling: float, kernel: Kernel
     ) -> Tensor:
         keys, values = self._whole[row]
-        self._whole[row] = self.rows[row]  # type: ignore[call-overload]
         return kernel(query, keys[None], values[None], scaling, self.window)
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
@@ -193,7 +193,7 @@ class WindowLayer(OwnLayer):
         self.seen = [self.seen[source] for source in beam_idx.tolist()]
 
 
-class SlotAndStateLayer(SlotLayer, LinearAttentionLayer):
+class SlotAndStateLayer(SlotLayer, LinearAttentionAndFullAttentionLayer):
     """A layer that runs attention and recurrence side by side (Falcon-H1, Zamba2)."""
 
     def __init__(
@@ -211,6 +211,30 @@ class SlotAndStateLayer(SlotLayer, LinearAttentionLayer):
         LinearAttentionLayer.reorder_cache(self, beam_idx)
 
 
+class IndexedLayer(SlotLayer):
+    """Attention behind a sparse indexer: whole rows only. The model's own mask picks the entries by slot number, so
+    transformers' attention runs on views of our slots; the indexer's raw keys are a payload of theirs."""
+
+    indexer_position_ids: Tensor | None = None
+
+    def update_indexer(self, raw_keys: Tensor) -> Tensor:
+        """raw_keys [1, q, dim] -> all of them [1, held + q, dim]; stored with the keys that follow."""
+        self._fresh = raw_keys
+        held = self.rows[0]
+        return torch.cat([held.read("index"), raw_keys], dim=1) if "index" in held.names else raw_keys
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        if len(self.rows) > 1:
+            raise RequestError("a model with a sparse indexer cannot run several sequences at once; ask row by row")
+        slots = self.rows[0]
+        slots.append({"key": key_states[0], "value": value_states[0], "index": self._fresh})
+        self.seen = [length + key_states.shape[2] for length in self.seen]
+        return slots.read("key")[None], slots.read("value")[None]
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.get_seq_length() + query_length, 0
+
+
 def states_of(layer: Any) -> dict[str, Tensor]:
     """Live tensors of a single-row layer that do not grow with the context, by "kind.index"."""
     if isinstance(layer, WindowLayer):
@@ -218,13 +242,17 @@ def states_of(layer: Any) -> dict[str, Tensor]:
     return compat.state_tensors(layer)
 
 
-def build(layer: Any, slots: Sequence[Slots], states: Sequence[dict[str, Tensor]], seen: Sequence[int], latent: bool) -> Any:
-    """Our layer in place of transformers' empty one. slots, states and seen: one per row (no slots without attention)."""
+def build(
+    layer: Any, slots: Sequence[Slots], states: Sequence[dict[str, Tensor]], seen: Sequence[int], latent: bool
+) -> Any:
+    """Our layer in place of transformers' empty one. slots (none without attention), states and seen: one per row."""
     kind = compat.kind(layer)
     if kind == "window":
         return WindowLayer(
             layer.sliding_window, [(s["window.key"], s["window.value"]) if s else None for s in states], seen
         )
+    if kind == "indexed":
+        return IndexedLayer(slots, seen)
     if kind == "full":
         return SlotLayer(slots, seen, latent=latent)
     own = SlotAndStateLayer(slots, seen, layer.number_of_states) if kind == "full+state" else layer
@@ -237,6 +265,8 @@ def row_of(layer: Any, index: int) -> Any:
     """One row of a layer as a layer of its own: slots are shared, recurrent states are clones."""
     if isinstance(layer, WindowLayer):
         return WindowLayer(layer.window, [layer.rows[index]], [layer.seen[index]])
+    if isinstance(layer, IndexedLayer):
+        return layer
     if type(layer) is SlotLayer:
         return SlotLayer([layer.rows[index]], [layer.seen[index]], latent=layer.latent, forked=[layer.forked[index]])
     if not isinstance(layer, LinearAttentionLayer):
@@ -254,13 +284,15 @@ def row_of(layer: Any, index: int) -> Any:
 def join(parts: Sequence[Any]) -> Any:
     """Single-row layers as one layer of several rows."""
     first = parts[0]
+    if isinstance(first, IndexedLayer) and len(parts) > 1:
+        raise RequestError("a model with a sparse indexer cannot run several sequences at once; ask row by row")
     if isinstance(first, OwnLayer):
         rows, seen = [part.rows[0] for part in parts], [part.seen[0] for part in parts]
     if isinstance(first, WindowLayer):
         return WindowLayer(first.window, rows, seen)
     if type(first) is SlotLayer:
         return SlotLayer(rows, seen, latent=first.latent, forked=[part.forked[0] for part in parts])
-    if not isinstance(first, LinearAttentionLayer):
+    if isinstance(first, IndexedLayer) or not isinstance(first, LinearAttentionLayer):
         return first
     if isinstance(first, SlotAndStateLayer):
         whole: Any = SlotAndStateLayer(rows, seen, first.number_of_states, forked=[part.forked[0] for part in parts])
