@@ -18,6 +18,8 @@ __version__ = "0.1.0"
 
 _WHERE = {
     "load": "wakesight.engines.hf.engine",
+    "compacting": "wakesight.engines.hf.compacting",
+    "SessionBatch": "wakesight.engines.batch",
     "Session": "wakesight.engines.session",
     "Policy": "wakesight.policy",
     "Answer": "wakesight.core",
@@ -35,14 +37,18 @@ __all__ = [
     "RequestError",
     "Scores",
     "Session",
+    "SessionBatch",
     "Signals",
     "WakesightError",
     "WorkError",
+    "compacting",
     "load",
 ]
 
 if TYPE_CHECKING:
     from wakesight.core import Answer, KeptSet, Scores, Signals
+    from wakesight.engines.batch import SessionBatch
+    from wakesight.engines.hf.compacting import compacting
     from wakesight.engines.hf.engine import load
     from wakesight.engines.session import Session
     from wakesight.errors import RequestError, WakesightError, WorkError

@@ -131,15 +131,22 @@ class Slots:
         return [self.strip(name, head) for head in range(self._payloads[name].heads)]
 
     def append(self, fresh: Mapping[str, Tensor]) -> None:
-        """Write new slots behind the held ones of every head; a full strip grows by a quarter.
+        """Write new slots behind the held ones of every head, or change nothing; full strips grow by a quarter.
 
         fresh: one tensor [kv_head, new, dim] per name, always the same names.
         """
         new = next(iter(fresh.values())).shape[1]
+        if new == 0:
+            return
         if not self._payloads:
             self._payloads = {n: Payload(t.shape[0], t.shape[2], t.dtype, t.device) for n, t in fresh.items()}
             self._lengths = self._capacities = (0,) * max(t.shape[0] for t in fresh.values())
-        self.reserve([length + new for length in self._lengths])
+        try:
+            self.reserve([length + new for length in self._lengths])
+        except BaseException:
+            if not self._leases:
+                self.release()  # as empty as before
+            raise
         held, self._lengths = self._lengths, tuple(length + new for length in self._lengths)
         for name, rows in fresh.items():
             if self.uniform:
@@ -149,13 +156,17 @@ class Slots:
                     self.strip(name, head)[held[head] :].copy_(row)
 
     def reserve(self, lengths: Sequence[int]) -> None:
-        """Make room for `lengths` slots per head in all, or change nothing. Held slots keep their content."""
+        """Make room for `lengths` slots per head in all, or change nothing. Held slots keep their content.
+
+        Storage grows by a quarter as a whole, the same number of slots behind every head, so that all heads
+        fill up at the same time and a short head's growth does not stretch a long one.
+        """
         if all(need <= have for need, have in zip(lengths, self._capacities, strict=True)):
             return
-        first = not self._leases
+        more = sum(self._capacities) // (4 * len(self._capacities)) if self._leases else self._wanted
         grown = tuple(
-            _rounded(max(need, self._wanted if first else have + have // 4))
-            for need, have in zip(lengths, self._capacities, strict=True)
+            max(have, _rounded(max(need, held + more)))
+            for need, have, held in zip(lengths, self._capacities, self._lengths, strict=True)
         )
         leases = self._allocate(grown)
         old = {name: self.strips(name) for name in self._leases}
@@ -171,7 +182,7 @@ class Slots:
         if any(want > have for want, have in zip(lengths, self._lengths, strict=True)):
             raise RuntimeError(f"cannot cut heads of {self._lengths} slots to {tuple(lengths)}")
         if self._pool.poison:
-            for name in self._payloads:
+            for name in (name for name, payload in self._payloads.items() if payload.dtype.is_floating_point):
                 for strip, length in zip(self.strips(name), lengths, strict=False):
                     strip[length:].fill_(float("nan"))
         self._lengths = tuple(lengths)

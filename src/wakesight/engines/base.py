@@ -6,12 +6,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from wakesight.cache.pool import Pool
 from wakesight.cache.state import SessionState
 from wakesight.core import ModelGeometry
 from wakesight.engines.recording import Recording
+
+StateShape = tuple[tuple[int | None, ...], torch.dtype, torch.device]  # None: follows the context
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,9 @@ class Engine(Protocol):
 
     name: str
     geometry: ModelGeometry
+    dtype: torch.dtype
+    layer_devices: tuple[torch.device, ...]  # where each attention layer keeps its entries
+    state_shapes: dict[str, StateShape]  # what a session holds besides entries: recurrent states, windows
     growth: int  # slack slots that new storage gets
     pool: Pool
     only_whole: str | None  # why nothing can be evicted on this model; None where it can
@@ -58,6 +64,10 @@ class Engine(Protocol):
 
     def cache(self, states: Sequence[SessionState]) -> object:
         """A copy of the states, one row each, in the form the engine's own generation loop continues from."""
+        ...
+
+    def recording(self, window: int, record: tuple[str, ...]) -> Recording:
+        """Fresh recorders for all attention layers: the last `window` queries, and the signals of `record`."""
         ...
 
     def fingerprint(self) -> str:

@@ -7,6 +7,7 @@ small.ask("...")                    # the child is restored after every answer
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -187,6 +188,27 @@ class Session:
         """A copy in the engine's own form, a transformers Cache: `model.generate(question_ids, cache=...)` goes on."""
         self._not_answering()
         return self.engine.cache([self.state])
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write everything this session holds to one file (safetensors; no code in it), to be loaded later.
+
+        Written under a temporary name and renamed: the file is whole or not there. Raises RequestError for a
+        path that cannot be written, WorkError for a full disk.
+        """
+        from wakesight.engines.saved import save
+
+        self._not_answering()
+        save(self, path)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], engine: Engine) -> Session:
+        """Open a saved session on the model it was made with; the file is mapped, not read into memory.
+
+        Raises RequestError for another model, dtype or format, and for a damaged file, each by name.
+        """
+        from wakesight.engines.saved import load
+
+        return load(path, engine)
 
     @property
     def stats(self) -> SessionStats:

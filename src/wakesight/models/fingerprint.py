@@ -29,8 +29,3 @@ def _architecture(config: Any) -> str:
     for name in _NOT_ARCHITECTURE:
         plain.pop(name, None)
     return json.dumps(plain, sort_keys=True, default=str)
-
-
-def dtype_name(model: Any) -> str:
-    """ "float32" and so on."""
-    return str(next(p.dtype for p in model.parameters() if p.is_floating_point())).removeprefix("torch.")

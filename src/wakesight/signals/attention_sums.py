@@ -72,6 +72,17 @@ class AttentionSums:
         sums = self._sums[:, :tokens]
         return F.pad(sums, (0, tokens - sums.shape[1]))
 
+    def tensors(self) -> dict[str, Tensor]:
+        """Its content for a file; {} before the first `watch`."""
+        return {} if self._sums is None else {"sums": self._sums}
+
+    @classmethod
+    def restored(cls, tensors: dict[str, Tensor]) -> AttentionSums:
+        """Inverse of `tensors`."""
+        tap = cls()
+        tap._sums = tensors.get("sums")
+        return tap
+
     def copy(self, held: Tensor | None = None) -> AttentionSums:
         """An accumulator of its own, for a child that reads on.
 

@@ -75,6 +75,21 @@ class QueryMoments:
             raise WorkError("no query was seen yet; prefill a context before reading query_mean or query_covariance")
         return moment
 
+    def tensors(self) -> dict[str, Tensor]:
+        """Its content for a file; {} before the first `watch`."""
+        if self._mean is None or self._scatter is None:
+            return {}
+        return {"count": torch.tensor([self.count]), "mean": self._mean, "scatter": self._scatter}
+
+    @classmethod
+    def restored(cls, tensors: dict[str, Tensor], dtype: torch.dtype) -> QueryMoments:
+        """Inverse of `tensors`, for queries of `dtype`."""
+        tap = cls()
+        tap._dtype = working_dtype(dtype)
+        if tensors:
+            tap.count, tap._mean, tap._scatter = int(tensors["count"]), tensors["mean"], tensors["scatter"]
+        return tap
+
     def copy(self) -> QueryMoments:
         """Moments of their own with the same content, for a child that reads on."""
         return copy.copy(self)

@@ -53,7 +53,7 @@ def masked_logits(model: Any, context: Sequence[int], tokens: Sequence[int], kep
         masks = iter(kept.positions)
         dropped = [_dropped(next(masks), len(context)) if window is None else None for window in windows]
         _hidden = _Hidden(dropped, windows)
-        rows = []
+        rows: list[Tensor] = []
         for part in torch.split(torch.tensor([list(tokens)]), _step(model, len(tokens)), dim=1):
             start = len(context) + sum(row.shape[0] for row in rows)
             positions = torch.arange(start, start + part.shape[1])[None]  # some models restart at 0 by themselves

@@ -9,7 +9,6 @@ the question short. With any other cache each of them steps aside. On CPU the li
 from __future__ import annotations
 
 import functools
-import types
 from collections.abc import Callable
 from typing import Any
 
@@ -46,10 +45,10 @@ def attach(model: Any, implementation: str) -> Callable[[], None]:
 
 
 def override(model: Any, name: str, wrap: Callable[[Any], Any]) -> Callable[[], None]:
-    """Give this one model `wrap(its method)` as method `name`; returns the function that undoes it."""
+    """Give this one model `wrap(its bound method)` under `name`; returns the function that undoes it."""
     own = vars(model).get(name)
     stock = getattr(model, name)
-    setattr(model, name, types.MethodType(wrap(stock), model))
+    setattr(model, name, wrap(stock))
 
     def undo() -> None:
         if own is None:
@@ -67,7 +66,7 @@ def session_cache(kwargs: dict[str, Any]) -> SessionCache | None:
 
 def _forward(stock: Any) -> Any:
     @functools.wraps(stock)
-    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def forward(*args: Any, **kwargs: Any) -> Any:
         cache = session_cache(kwargs)
         if cache is None:
             return stock(*args, **kwargs)
@@ -87,7 +86,7 @@ def _continued(run: Any, cache: SessionCache, kwargs: dict[str, Any]) -> Any:
     cache.fresh = False
     if not any(pads) and cache.stepwise and inputs.shape[1] > 1 and cache.logical_lengths[0]:
         steps = [_continued(run, cache, {**kwargs, name: step}) for step in torch.split(inputs, 1, dim=1)]
-        return _with_logits(steps[-1], torch.cat([step.logits for step in steps], dim=1), cache)
+        return with_logits(steps[-1], torch.cat([step.logits for step in steps], dim=1), cache)
     if not any(pads):
         positions = _positions(cache, inputs.shape[1], inputs.device)
         return run(**{**kwargs, "position_ids": positions, "attention_mask": None})
@@ -138,19 +137,18 @@ def _joined(outputs: list[Any], cache: SessionCache) -> Any:
     """One output for rows that ran apart: logits aligned at the right, zeros where a row had pads."""
     width = max(output.logits.shape[1] for output in outputs)
     logits = [torch.nn.functional.pad(o.logits, (0, 0, width - o.logits.shape[1], 0)) for o in outputs]
-    return _with_logits(outputs[0], torch.cat(logits), cache)
+    return with_logits(outputs[0], torch.cat(logits), cache)
 
 
-def _with_logits(output: Any, logits: Tensor, cache: SessionCache) -> Any:
+def with_logits(output: Any, logits: Tensor, cache: SessionCache) -> Any:
+    """A model output of the same kind as `output`, with these logits and this cache."""
     held = {name: cache for name in _CACHE_NAMES if name in output.keys()}  # noqa: SIM118 - aliases are no keys
     return type(output)(logits=logits, **held)
 
 
 def _prepare(stock: Any) -> Any:
     @functools.wraps(stock)
-    def prepare_inputs_for_generation(
-        self: Any, input_ids: Any, next_sequence_length: Any = None, **kwargs: Any
-    ) -> Any:
+    def prepare_inputs_for_generation(input_ids: Any, next_sequence_length: Any = None, **kwargs: Any) -> Any:
         cache = session_cache(kwargs)
         if cache is not None and kwargs.get("is_first_iteration"):
             for index, row in enumerate(input_ids.tolist()):

@@ -89,7 +89,11 @@ class SessionCache(Cache):
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Every row becomes `repeats` rows, each with storage of its own."""
-        self._choose([index for index in range(self.rows) for _ in range(repeats)])
+        self.repeat([index for index in range(self.rows) for _ in range(repeats)])
+
+    def repeat(self, rows: list[int]) -> None:
+        """Go on with these rows, each of them with storage of its own."""
+        self._choose(rows)
         for layer in self.attention:
             layer.unshare()
 

@@ -14,13 +14,13 @@ from wakesight.cache.pool import Pool
 from wakesight.cache.slots import Slots
 from wakesight.cache.state import SessionState
 from wakesight.core import LayerIndex, ModelGeometry
-from wakesight.engines.base import Generation
+from wakesight.engines.base import Generation, StateShape
 from wakesight.engines.batch import SessionBatch
 from wakesight.engines.hf import compat
 from wakesight.engines.hf.attach import attach, forward_keywords, left_pads
 from wakesight.engines.hf.cache import SessionCache
 from wakesight.engines.hf.latent import stored
-from wakesight.engines.recording import Recording, Rotation, wanted_signals
+from wakesight.engines.recording import Recording, wanted_signals
 from wakesight.engines.session import Session
 from wakesight.errors import RequestError, WorkError
 from wakesight.models.chat import Frame, chat_frame, encode_plain, plain_frame
@@ -61,7 +61,8 @@ class HFEngine:
         self._latent = compat.is_latent(self.model.config)
         self._stepwise = loaded.family.one_at_a_time is not None
         self._rope_switch = compat.rope_switch(self.model.config)
-        self.geometry = _measure(loaded)
+        self.geometry, self.layer_devices, self.state_shapes = _measure(loaded)
+        self.dtype = next(p.dtype for p in self.model.parameters() if p.is_floating_point())
         self._fingerprint: str | None = None
         self._decoder = self.model.get_decoder()
         self._ends = compat.end_tokens(self.model, self.tokenizer)
@@ -105,11 +106,9 @@ class HFEngine:
         tokens = (*frame.head, *context)
         self._check_room(len(tokens), self._limit(len(tokens)))
         start = time.perf_counter()
-        slots = tuple(Slots(self.pool, len(tokens) + self.growth) for _ in self.geometry.attention_layers)
-        state = SessionState(self.pool, slots, {}, (), frame.prefix)
-        empty = Recording.start(self._rotations(), query_window, wanted, stored if self._latent else None)
+        state = self.empty_state(len(tokens), frame.prefix)
         try:
-            recording = self._read(state, tokens, empty, chunk, on_chunk)
+            recording = self._read(state, tokens, self.recording(query_window, wanted), chunk, on_chunk)
         except BaseException as error:
             state.release()
             raise _explained(error, "prefill") from error
@@ -160,7 +159,7 @@ class HFEngine:
         on_chunk: Callable[[int, int], None] | None,
     ) -> Recording:  # fmt: skip
         """Run the decoder over `tokens` behind `state`; the state changes only once all of them are read."""
-        cache = self._cache([state])
+        cache = self.continuing([state])
         for layer, recorder in zip(cache.attention, recording.layers, strict=True):
             layer.recorder = recorder
         before = state.logical_length
@@ -217,7 +216,7 @@ class HFEngine:
         caches, answers = [], []
         for state, tokens in zip(states, questions, strict=True):
             start = time.perf_counter()
-            cache = self._cache([state])
+            cache = self.continuing([state])
             ids = torch.tensor([list(tokens)], device=self.device)
             logits = self.forward(self.model, ids, cache, state.logical_length, logits_to_keep=1).logits
             room = self._limit(state.logical_length) - state.logical_length - len(tokens) + 1
@@ -261,7 +260,7 @@ class HFEngine:
         held = state.physical_lengths
         try:
             ids = torch.tensor([list(tokens)], device=self.device)
-            cache = self._cache([state])
+            cache = self.continuing([state])
             found: Tensor = _finite(self.forward(self.model, ids, cache, state.logical_length).logits[0])
             return found
         except BaseException as error:
@@ -271,7 +270,7 @@ class HFEngine:
 
     def cache(self, states: Sequence[SessionState]) -> SessionCache:
         """A copy of the states as one transformers Cache; its memory returns to the pool with the object."""
-        return self._cache([state.copy(self.growth) for state in states])
+        return self.continuing([state.copy(self.growth) for state in states])
 
     def fingerprint(self) -> str:
         """Of architecture, weights and dtype, whatever the device."""
@@ -279,7 +278,13 @@ class HFEngine:
             self._fingerprint = fingerprint(self.model)
         return self._fingerprint
 
-    def _cache(self, states: Sequence[SessionState]) -> SessionCache:
+    def empty_state(self, tokens: int, prefix: int = 0) -> SessionState:
+        """A state that has read nothing, with room for `tokens` and the growth slack."""
+        slots = tuple(Slots(self.pool, tokens + self.growth) for _ in self.geometry.attention_layers)
+        return SessionState(self.pool, slots, {}, (), prefix)
+
+    def continuing(self, states: Sequence[SessionState]) -> SessionCache:
+        """A cache on the states' own slots: what runs on it is appended to them."""
         return SessionCache(self.model.config, states, latent=self._latent, stepwise=self._stepwise)
 
     def _chunk(self, wanted: int, before: int, tokens: int) -> int:
@@ -297,8 +302,10 @@ class HFEngine:
                 return min(limit, self.geometry.max_positions)
         return self.geometry.max_positions
 
-    def _rotations(self) -> list[Rotation]:
-        return [functools.partial(compat.rotation, self.model, layer) for layer in self.geometry.attention_layers]
+    def recording(self, window: int, record: tuple[str, ...]) -> Recording:
+        """Fresh recorders for all attention layers: the last `window` queries, and the signals of `record`."""
+        rotations = [functools.partial(compat.rotation, self.model, layer) for layer in self.geometry.attention_layers]
+        return Recording.start(rotations, window, record, stored if self._latent else None)
 
     def _check_room(self, tokens: int, limit: int) -> None:
         if tokens >= limit:
@@ -382,8 +389,8 @@ def _check_chunk(chunk: int) -> None:
         raise RequestError(f"chunk={chunk} must be a multiple of 64, at least 64; 512 is the default")
 
 
-def _measure(loaded: LoadedModel) -> ModelGeometry:
-    """Read the shapes a real cache takes from a one-token forward pass."""
+def _measure(loaded: LoadedModel) -> tuple[ModelGeometry, tuple[torch.device, ...], dict[str, StateShape]]:
+    """Geometry, devices per attention layer and shapes of fixed states, of a real cache after one token."""
     config = loaded.model.config
     layers = compat.empty_layers(config)
     from transformers.cache_utils import Cache
@@ -404,7 +411,7 @@ def _measure(loaded: LoadedModel) -> ModelGeometry:
             "its sliding windows already drop what they passed"
         )
     keys, values = [layers[i].keys for i in attention], [layers[i].values for i in attention]
-    return ModelGeometry(
+    geometry = ModelGeometry(
         family=loaded.family.name,
         n_layers=len(layers),
         attention_layers=tuple(LayerIndex(i) for i in attention),
@@ -416,6 +423,20 @@ def _measure(loaded: LoadedModel) -> ModelGeometry:
         itemsize=keys[0].element_size(),
         max_positions=compat.position_limit(config),
     )
+    return geometry, tuple(k.device for k in keys), _state_shapes(layers)
+
+
+def _state_shapes(layers: Sequence[Any]) -> dict[str, StateShape]:
+    """By the names that `SessionCache.state_tensors` gives; None in a shape where it follows the context."""
+    shapes: dict[str, StateShape] = {}
+    for index, layer in enumerate(layers):
+        for name, tensor in compat.state_tensors(layer).items():
+            shapes[f"{index}/{name}"] = (tuple(tensor.shape), tensor.dtype, tensor.device)
+        if compat.kind(layer) == "window":
+            for name, tensor in (("key", layer.keys), ("value", layer.values)):
+                shape = (tensor.shape[1], None, tensor.shape[3])
+                shapes[f"{index}/window.{name}"] = (shape, tensor.dtype, tensor.device)
+    return shapes
 
 
 def _explained(error: BaseException, work: str) -> BaseException:

@@ -1,0 +1,238 @@
+"""A session as a file: what goes in, and what must fit before anything comes out.
+
+`cache/files.py` knows the format and its checksum; this page knows sessions. Storage is written with its
+growth slack, so that a mapped session can be asked at once: the operating system copies a page of the file
+when an answer is first written to it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from wakesight.cache import files
+from wakesight.cache.pool import Lease
+from wakesight.cache.slots import Slots
+from wakesight.cache.state import SessionState
+from wakesight.core import KeptSet
+from wakesight.engines.base import Engine
+from wakesight.engines.recording import ON_REQUEST, Recording
+from wakesight.engines.session import Session
+from wakesight.errors import RequestError
+from wakesight.models.chat import Frame
+from wakesight.policy import Policy
+from wakesight.signals.attention_sums import AttentionSums
+from wakesight.signals.query_moments import QueryMoments
+
+
+def save(session: Session, path: str | os.PathLike[str]) -> None:
+    """Write `session`; see `Session.save`."""
+    engine, state, recording = session.engine, session.state, session.recording
+    for slots in state.slots:
+        slots.zero_slack()
+    tensors: dict[str, Tensor] = {"tokens": torch.tensor(state.tokens, dtype=torch.int32)}
+    for layer, slots in enumerate(state.slots):
+        tensors.update({f"slots.{layer}.{name}": slots.storage(name) for name in slots.names})
+    if state.kept is not None:
+        for layer, heads in enumerate(state.kept.positions):
+            tensors.update({f"kept.{layer}.{head}": where.to(torch.int32) for head, where in enumerate(heads)})
+    tensors.update({f"state.{name}": lease.tensor for name, lease in state.states.items()})
+    tensors.update(_recorded(recording))
+    frame = session.frame
+    header = {
+        "model": {
+            "name": engine.name,
+            "family": engine.geometry.family,
+            "dtype": _name(engine.dtype),
+            "fingerprint": engine.fingerprint(),
+        },
+        "prefix": state.prefix,
+        "whole": state.kept is None,
+        "frame": {"head": list(frame.head), "tail": list(frame.tail), "separator": frame.separator},
+        "policy": session.policy and session.policy.to_json(),
+        "seconds": {"prefill": session.prefill_s, "score": session.score_s, "compact": session.compact_s},
+        "layers": [
+            {
+                "lengths": list(slots.lengths),
+                "capacities": list(slots.capacities),
+                "heads": {name: payload.heads for name, payload in slots.payloads.items()},
+            }
+            for slots in state.slots
+        ],
+        "states": sorted(state.states),
+        "recording": {
+            "window": recording.window,
+            "record": list(recording.record),
+            "scaling": [layer.scaling for layer in recording.layers],
+        },
+    }
+    files.write(path, header, tensors)
+
+
+def load(path: str | os.PathLike[str], engine: Engine) -> Session:
+    """Open a saved session; see `Session.load`."""
+    saved = files.read(path)
+    check_model(saved, engine)
+    tokens = tuple(saved.tensor("tokens", [None], torch.int32).tolist())
+    slots = tuple(_slots(saved, layer, engine) for layer in range(len(engine.geometry.attention_layers)))
+    kept = None if saved.field(bool, "whole") else _kept(saved, slots)
+    _check_lengths(saved, slots, kept, len(tokens))
+    state = SessionState(engine.pool, slots, _states(saved, engine), tokens, saved.field(int, "prefix"), kept)
+    frame = Frame(
+        tuple(saved.list_of(int, "frame", "head")),
+        tuple(saved.list_of(int, "frame", "tail")),
+        saved.field(str, "frame", "separator"),
+    )
+    policy = saved.header.get("policy")
+    return Session(
+        engine, state, frame, _recording(saved, engine, len(tokens)),
+        prefill_s=saved.field(float, "seconds", "prefill"),
+        policy=None if policy is None else Policy.from_json(policy),
+        score_s=saved.field(float, "seconds", "score"),
+        compact_s=saved.field(float, "seconds", "compact"),
+    )  # fmt: skip
+
+
+def model_name(saved: files.SavedFile) -> str:
+    """The name of the model the session was made with, as it was loaded then."""
+    return saved.field(str, "model", "name")
+
+
+def check_model(saved: files.SavedFile, engine: Engine) -> None:
+    """Refuse a session of another model or dtype, by name."""
+    name, dtype = model_name(saved), saved.field(str, "model", "dtype")
+    family = saved.field(str, "model", "family")
+    if family != engine.geometry.family:
+        raise RequestError(
+            f"{saved.path} is a session of the {family} model {name}, and {engine.name} is "
+            f"a {engine.geometry.family} model; load the model it was made with"
+        )
+    if dtype != _name(engine.dtype):
+        raise RequestError(
+            f"{saved.path} was made with dtype {dtype}, and {engine.name} is loaded as {_name(engine.dtype)}; "
+            f"load it with --dtype {dtype}"
+        )
+    if saved.field(str, "model", "fingerprint") != engine.fingerprint():
+        raise RequestError(
+            f"{saved.path} was made with other weights than those of {engine.name} (it was called {name} then); "
+            "load the very model it was made with, or prefill again"
+        )
+
+
+def _slots(saved: files.SavedFile, layer: int, engine: Engine) -> Slots:
+    geometry, device = engine.geometry, engine.layer_devices[layer]
+    about = _layer(saved, layer, geometry.kv_heads[layer])
+    if about is None:
+        raise RequestError(
+            f"{saved.path} does not describe attention layer {layer} of {engine.name} "
+            f"({geometry.kv_heads[layer]} KV heads); prefill and save the session again"
+        )
+    lengths, capacities, heads = about
+    own = {"key": geometry.key_dims[layer], "value": geometry.value_dims[layer]}
+    tensors = {}
+    for name, count in heads.items():
+        shape, dtype = [sum(capacities[:count]), own.get(name)], engine.dtype if name in own else None
+        tensors[name] = saved.tensor(f"slots.{layer}.{name}", shape, dtype).to(device)
+    return Slots.adopt(engine.pool, tensors, heads, lengths, capacities)
+
+
+def _layer(saved: files.SavedFile, layer: int, kv_heads: int) -> tuple[list[int], list[int], dict[str, int]] | None:
+    """Lengths and capacities per KV head and heads per payload; None where they make no sense."""
+    entries = saved.list_of(dict, "layers")
+    about: dict[str, Any] = entries[layer] if layer < len(entries) else {}
+    lengths, capacities, heads = _counts(about.get("lengths")), _counts(about.get("capacities")), about.get("heads")
+    if len(lengths) != kv_heads or len(capacities) != kv_heads or not isinstance(heads, dict):
+        return None
+    if not heads.keys() >= {"key", "value"} or not set(map(str, heads.values())) <= {"1", str(kv_heads)}:
+        return None
+    fits = all(have <= room for have, room in zip(lengths, capacities, strict=True))
+    return (lengths, capacities, heads) if fits else None
+
+
+def _counts(value: object) -> list[int]:
+    good = isinstance(value, list) and all(type(x) is int and x >= 0 for x in value)
+    return list(value) if good and isinstance(value, list) else []
+
+
+def _kept(saved: files.SavedFile, slots: tuple[Slots, ...]) -> KeptSet:
+    return KeptSet(
+        tuple(
+            tuple(
+                saved.tensor(f"kept.{layer}.{head}", [count], torch.int32).to(one.storage("key").device, torch.int64)
+                for head, count in enumerate(one.lengths)
+            )
+            for layer, one in enumerate(slots)
+        )
+    )
+
+
+def _check_lengths(saved: files.SavedFile, slots: tuple[Slots, ...], kept: KeptSet | None, tokens: int) -> None:
+    """Entries and positions must belong to the context's tokens."""
+    if kept is None:
+        fits = all(length == tokens for one in slots for length in one.lengths)
+    else:
+        heads = [head for layer in kept.positions for head in layer if len(head)]
+        fits = all(int(head[0]) >= 0 and int(head[-1]) < tokens and bool((head.diff() > 0).all()) for head in heads)
+    if not fits or not tokens:
+        raise RequestError(
+            f"{saved.path} holds entries that do not belong to its {tokens} tokens; prefill and save the session again"
+        )
+
+
+def _states(saved: files.SavedFile, engine: Engine) -> dict[str, Lease]:
+    names = saved.list_of(str, "states")
+    shapes = engine.state_shapes
+    if set(names) != set(shapes):
+        raise RequestError(
+            f"{saved.path} does not hold the recurrent states of {engine.name}; prefill and save the session again"
+        )
+    states = {}
+    for name in names:
+        shape, dtype, device = shapes[name]
+        states[name] = engine.pool.adopt(saved.tensor(f"state.{name}", shape, dtype).to(device))
+    return states
+
+
+def _recorded(recording: Recording) -> dict[str, Tensor]:
+    tensors: dict[str, Tensor] = {}
+    for index, layer in enumerate(recording.layers):
+        if layer.queries.rows is not None:
+            tensors[f"queries.{index}"] = layer.queries.rows
+        for tap in (layer.sums, layer.moments):
+            if tap is not None:
+                tensors.update({f"{name}.{index}": tensor for name, tensor in tap.tensors().items()})
+    return tensors
+
+
+def _recording(saved: files.SavedFile, engine: Engine, tokens: int) -> Recording:
+    window = saved.field(int, "recording", "window")
+    record = tuple(name for name in ON_REQUEST if name in saved.list_of(str, "recording", "record"))
+    scaling = saved.list_of(float, "recording", "scaling")
+    recording = engine.recording(window, record)
+    for index, (layer, scale) in enumerate(zip(recording.layers, scaling, strict=True)):
+        layer.scaling = scale
+        device = engine.layer_devices[index]
+        if f"queries.{index}" in saved.tensors:
+            layer.queries.rows = saved.tensor(f"queries.{index}", [None, min(window, tokens), None], engine.dtype).to(
+                device
+            )
+        if layer.sums is not None:
+            layer.sums = AttentionSums.restored(_named(saved, index, {"sums": [None, tokens]}, device))
+        if layer.moments is not None:
+            shapes: dict[str, list[int | None]] = {"count": [1], "mean": [None, None], "scatter": [None, None, None]}
+            layer.moments = QueryMoments.restored(_named(saved, index, shapes, device), engine.dtype)
+    return recording
+
+
+def _named(
+    saved: files.SavedFile, index: int, shapes: Mapping[str, list[int | None]], device: torch.device
+) -> dict[str, Tensor]:
+    return {name: saved.tensor(f"{name}.{index}", shape).to(device) for name, shape in shapes.items()}
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
