@@ -16,6 +16,7 @@ from wakesight.registry import did_you_mean
 
 COMMANDS = {
     "ask": "Answer questions about a long document with a fraction of its KV cache.",
+    "prefill": "Read a document once and save the session, whole or compacted.",
     "demo": "The main job on a bundled model and document: answers, bytes, which tokens stay.",
     "models": "List bundled models and supported families.",
     "methods": "List scorers and allocations with their settings.",

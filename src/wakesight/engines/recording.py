@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypedDict
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from wakesight.cache.state import SessionState
 from wakesight.core import Signals
 from wakesight.errors import RequestError
 from wakesight.registry import did_you_mean
+from wakesight.scores.base import Scorer
 from wakesight.scores.table import SCORERS, scorer
 from wakesight.signals.attention_sums import AttentionSums
 from wakesight.signals.chunk import Chunk
@@ -26,6 +28,7 @@ from wakesight.signals.query_moments import QueryMoments
 Rotation = Callable[[int, int], Tensor | None]  # positions start .. stop -> [2, q, rotary_dim]
 ALWAYS = ("keys", "values", "queries")
 ON_REQUEST = ("attention_sums", "query_mean", "query_covariance", "future_rotation")
+WINDOW = 64  # last queries that every prefill keeps
 FUTURE = 512  # positions behind the context whose rotation `future_rotation` gives
 
 
@@ -47,6 +50,21 @@ def wanted_signals(names: Iterable[str]) -> tuple[str, ...]:
                 f"signals: {', '.join(ON_REQUEST)}"
             )
     return tuple(name for name in ON_REQUEST if name in wanted)
+
+
+class Needs(TypedDict):
+    """Keywords of `prefill` that a scorer needs."""
+
+    record: tuple[str, ...]
+    query_window: int
+
+
+def needs(scorer: Scorer) -> Needs:
+    """What to record for `scorer`: its signals, and at least as many queries as its own window."""
+    return {
+        "record": tuple(name for name in scorer.reads if name in ON_REQUEST),
+        "query_window": max(WINDOW, getattr(scorer, "window", 0) if "queries" in scorer.reads else 0),
+    }
 
 
 @dataclass

@@ -97,6 +97,12 @@ def load(path: str | os.PathLike[str], engine: Engine) -> Session:
     )  # fmt: skip
 
 
+def about(path: str | os.PathLike[str]) -> tuple[str, str]:
+    """Name and dtype of the model that a saved session was made with."""
+    saved = files.read(path)
+    return model_name(saved), saved.field(str, "model", "dtype")
+
+
 def model_name(saved: files.SavedFile) -> str:
     """The name of the model the session was made with, as it was loaded then."""
     return saved.field(str, "model", "name")

@@ -6,6 +6,7 @@ module tree with an eager float32 attention that repeats KV heads, and a Dynamic
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -31,43 +32,69 @@ class _Hidden:
 
 
 _hidden = _Hidden([], [])
+Later = Sequence[tuple[KeptSet, Sequence[int]]]  # further parts of a context, and what was held while each was read
 
 
-def masked_logits(model: Any, context: Sequence[int], tokens: Sequence[int], kept: KeptSet) -> Tensor:
+class Masked:
+    """A plain transformers model with a full cache, on which dropping an entry means hiding it by a mask.
+
+    The context pass sees everything, as a prefill does; layers with a sliding window keep it. One context
+    serves any number of kept sets.
+    """
+
+    def __init__(self, model: Any, context: Sequence[int]) -> None:
+        self.model = model
+        self.tokens = len(context)
+        self.cache = DynamicCache(config=model.config)
+        layers = [layer for layer in self.cache.layers if compat.kind(layer) in (*compat.HOLDS_SLOTS, "window")]
+        self.windows = [getattr(layer, "sliding_window", None) for layer in layers]
+        self._pass(self.cache, 0, context, None)
+
+    def logits(self, tokens: Sequence[int], kept: KeptSet | None, later: Later = ()) -> Tensor:
+        """Logits [token, vocabulary] of `tokens` behind the context while only `kept` is seen (None: everything).
+
+        later: (kept set, tokens) for each further part of the context, read in turn behind it; a kept set
+        names positions of what was read before.
+        """
+        cache, seen = copy.deepcopy(self.cache), self.tokens
+        for held, part in later:
+            self._pass(cache, seen, part, held)
+            seen += len(part)
+        return self._pass(cache, seen, tokens, kept)
+
+    def _pass(self, cache: Any, seen: int, tokens: Sequence[int], kept: KeptSet | None) -> Tensor:
+        global _hidden
+        model, before = self.model, self.model.config._attn_implementation
+        AttentionInterface.register(_MASKED, _masked_attention)
+        model.set_attn_implementation(_MASKED)
+        masks = iter(kept.positions) if kept is not None else None
+        dropped = [
+            _dropped(next(masks), seen) if masks is not None and window is None else None for window in self.windows
+        ]
+        _hidden = _Hidden(dropped, self.windows)
+        rows = []
+        try:
+            step = 1 if seen and family_of(model.config).one_at_a_time else len(tokens)
+            for part in torch.split(torch.tensor([list(tokens)]), step, dim=1):
+                positions = torch.arange(seen, seen + part.shape[1])[None]  # some models restart at 0 by themselves
+                held = {compat.cache_keyword(model): cache, "use_cache": True, "position_ids": positions}
+                rows.append(model(input_ids=part, **held).logits[0])
+                seen += part.shape[1]
+                assert _hidden.calls == len(self.windows), "an attention layer ran without the masked attention"
+                _hidden.calls = 0
+        finally:
+            model.set_attn_implementation(before)
+        return torch.cat(rows)
+
+
+def masked_logits(
+    model: Any, context: Sequence[int], tokens: Sequence[int], kept: KeptSet, later: Later = ()
+) -> Tensor:
     """Logits [token, vocabulary] of `tokens` on the full cache with every entry outside `kept` masked out.
 
-    model: a plain transformers model. The context pass itself sees everything, as a prefill does; layers
-    with a sliding window keep it.
+    model: a plain transformers model. later: as for `Masked.logits`.
     """
-    global _hidden
-    before = model.config._attn_implementation
-    AttentionInterface.register(_MASKED, _masked_attention)
-    cache = DynamicCache(config=model.config)
-    name = compat.cache_keyword(model)
-    layers = [layer for layer in cache.layers if compat.kind(layer) in (*compat.HOLDS_SLOTS, "window")]
-    windows = [getattr(layer, "sliding_window", None) for layer in layers]
-    model.set_attn_implementation(_MASKED)
-    try:
-        _hidden = _Hidden([None] * len(layers), windows)
-        model(input_ids=torch.tensor([list(context)]), **{name: cache, "use_cache": True})
-        masks = iter(kept.positions)
-        dropped = [_dropped(next(masks), len(context)) if window is None else None for window in windows]
-        _hidden = _Hidden(dropped, windows)
-        rows: list[Tensor] = []
-        for part in torch.split(torch.tensor([list(tokens)]), _step(model, len(tokens)), dim=1):
-            start = len(context) + sum(row.shape[0] for row in rows)
-            positions = torch.arange(start, start + part.shape[1])[None]  # some models restart at 0 by themselves
-            rows.append(model(input_ids=part, position_ids=positions, **{name: cache, "use_cache": True}).logits[0])
-            assert _hidden.calls == len(layers), "an attention layer did not run through the masked attention"
-            _hidden.calls = 0
-        return torch.cat(rows)
-    finally:
-        model.set_attn_implementation(before)
-
-
-def _step(model: Any, tokens: int) -> int:
-    """Tokens that transformers can read at once behind a past."""
-    return 1 if family_of(model.config).one_at_a_time else tokens
+    return Masked(model, context).logits(tokens, kept, later)
 
 
 def _dropped(positions: Sequence[Tensor], tokens: int) -> Tensor:

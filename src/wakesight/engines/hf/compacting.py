@@ -23,7 +23,7 @@ from wakesight.engines.hf import attention, compat
 from wakesight.engines.hf.attach import forward_keywords, left_pads, override, session_cache, with_logits
 from wakesight.engines.hf.cache import SessionCache
 from wakesight.engines.hf.engine import HFEngine
-from wakesight.engines.recording import ON_REQUEST
+from wakesight.engines.recording import needs
 from wakesight.engines.session import SessionStats
 from wakesight.errors import RequestError
 from wakesight.models.families import family_of
@@ -159,12 +159,12 @@ def _read(
     engine: HFEngine, policy: Policy, chunk: int, run: Compacting, forward: Any, tokens: tuple[int, ...], context: int
 ) -> tuple[SessionCache, Any]:
     """A cache that holds the compacted context and the whole question, and the model's output for the last token."""
-    record = [name for name in policy.scorer_method.reads if name in ON_REQUEST]
+    prefill = functools.partial(engine.prefill, chunk=chunk, **needs(policy.scorer_method))
     question = tokens[context:]
     if question or context == 1:
-        whole, output = engine.prefill(tokens[:context], chunk=chunk, record=record), None
+        whole, output = prefill(tokens[:context]), None
     else:  # the last token's own output comes before anything is dropped
-        whole = engine.prefill(tokens[:-1], chunk=chunk, record=record)
+        whole = prefill(tokens[:-1])
         held = whole.state.physical_lengths
         _, output = _continue(engine, forward, whole.state, tokens[-1:])
         whole.state.truncate(held)

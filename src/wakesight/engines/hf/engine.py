@@ -20,7 +20,7 @@ from wakesight.engines.hf import compat
 from wakesight.engines.hf.attach import attach, forward_keywords, left_pads
 from wakesight.engines.hf.cache import SessionCache
 from wakesight.engines.hf.latent import stored
-from wakesight.engines.recording import Recording, wanted_signals
+from wakesight.engines.recording import WINDOW, Recording, wanted_signals
 from wakesight.engines.session import Session
 from wakesight.errors import RequestError, WorkError
 from wakesight.models.chat import Frame, chat_frame, encode_plain, plain_frame
@@ -81,7 +81,7 @@ class HFEngine:
 
     def prefill(
         self, text: str | Sequence[int], *, instruction: str | None = None, chat: bool = True, chunk: int = 512,
-        query_window: int = 64, record: Sequence[str] = (), on_chunk: Callable[[int, int], None] | None = None,
+        query_window: int = WINDOW, record: Sequence[str] = (), on_chunk: Callable[[int, int], None] | None = None,
     ) -> Session:  # fmt: skip
         """Read a context once, in chunks; no question is needed and none is seen.
 

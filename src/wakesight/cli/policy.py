@@ -1,0 +1,71 @@
+"""The options that spell a policy, shared by every command that compacts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from wakesight.cli.common import read_bytes_size
+from wakesight.errors import RequestError
+from wakesight.policy import Policy
+
+SIZES = ("keep", "entries", "fit")
+_OPTIONS = (
+    click.option("--keep", type=float, default=None, help="Fraction of the entries to keep, 0 < p <= 1."),
+    click.option("--entries", type=int, default=None, help="Entries to keep per (layer, KV head) on average."),
+    click.option("--fit", default=None, help="Fast memory for the whole session, for example 500MB or 2GiB."),
+    click.option(
+        "--scorer", default="keydiff", show_default=True, help="Which entries matter; see wakesight methods."
+    ),
+    click.option(
+        "--allocation", default="flat", show_default=True,
+        help="Share among layers and heads: flat, pyramid, ada, global, or counts per layer 40,30,20.",
+    ),
+    click.option("--evicted", default="drop", show_default=True, help="What becomes of the rest: drop."),
+    click.option("--unit", default="entry", show_default=True, help="Evict by entry or by page."),
+    click.option("--page-size", type=int, default=None, help="Positions per page, with --unit page. Default 16."),
+    click.option("--page-reduce", default=None, help="A page's score: max (default), mean or sum of its entries'."),
+    click.option(
+        "--protect", type=int, default=None, help="Tokens kept at the start. Default: template and instruction."
+    ),
+    click.option("--pages", type=int, default=None, hidden=True),
+    click.option("--attend", type=int, default=None, hidden=True),
+    click.option("--rerank", type=int, default=None, hidden=True),
+)  # fmt: skip
+
+
+def policy_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """All options of a policy."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+def make_policy(*, default_keep: float | None, **choices: Any) -> Policy | None:
+    """The policy that the choices spell; `default_keep` where no size was given, None where that is None too.
+
+    Raises RequestError for choices that contradict each other, or that mean nothing without a size.
+    """
+    for flag in ("pages", "attend", "rerank"):
+        if choices.pop(flag) is not None:
+            raise RequestError(f"--{flag} belongs to --evicted demote, which is not built yet; leave it out")
+    for flag in ("page_size", "page_reduce"):
+        if choices[flag] is None:
+            del choices[flag]
+        elif choices["unit"] != "page":
+            raise RequestError(f"--{flag.replace('_', '-')} belongs to --unit page; add that, or leave it out")
+    fit = choices.pop("fit")
+    choices["bytes"] = None if fit is None else read_bytes_size(fit)
+    counts = choices["allocation"].split(",")
+    if all(part.strip().isdigit() for part in counts):
+        choices["allocation"] = tuple(int(part) for part in counts)
+    elif all(choices[size] is None for size in ("keep", "entries", "bytes")):
+        choices["keep"] = default_keep
+    policy = Policy(**choices)
+    if policy.has_size:
+        return policy
+    if policy != Policy():
+        raise RequestError("a scorer, allocation, unit or protection needs a size; add --keep, --entries or --fit")
+    return None

@@ -1,0 +1,48 @@
+"""wakesight prefill: read a document once and save the session."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+
+from wakesight.cli.ask import kept_summary
+from wakesight.cli.common import model_options, peak_memory_bytes, print_json, shared_options, show_bytes
+from wakesight.cli.policy import make_policy, policy_options
+from wakesight.cli.sessions import Reading, read_document, reading_options
+
+
+@click.command("prefill", short_help="Read a document once and save the session.")
+@click.option("--model", required=True, help="Bundled name (smollm2), model folder, .gguf file or hub id.")
+@click.option("--context", required=True, help="Document: a UTF-8 text file, or - for standard input.")
+@click.option("--save", required=True, help="File to write, for example report.ws.")
+@click.option("--record", multiple=True, help="A scorer or signal to record for later, for example h2o.")
+@policy_options
+@reading_options
+@model_options
+@shared_options
+def command(
+    model: str, context: str, save: str, record: tuple[str, ...], instruction: str | None, no_chat: bool,
+    chunk: int | None, device: str | None, dtype: str | None, as_json: bool, **choices: Any,
+) -> None:  # fmt: skip
+    """Read a document once and save its session, whole, or compacted if a size is given.
+
+    \b
+    wakesight prefill --model smollm2 --context report.txt --save report.ws --keep 0.3
+    wakesight ask --session report.ws --question "Who signed it?"
+    """
+    policy = make_policy(default_keep=None, **choices)
+    reading = Reading(model, context, instruction, no_chat, chunk, device, dtype)
+    with read_document(reading, policy, record) as session:
+        session.save(save)
+        size = Path(save).stat().st_size
+        if as_json:
+            stats = asdict(session.stats)
+            del stats["physical_lengths"]
+            plan = None if session.policy is None else session.policy.to_json()
+            about = {"policy": plan, "model": session.engine.name, "peak_memory_bytes": peak_memory_bytes()}
+            print_json({"saved": save, "file_bytes": size, **stats, **about})
+        else:
+            click.echo(f"{save}: {show_bytes(size)}; {kept_summary(session)}", err=True)
