@@ -5,7 +5,9 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 export HF_HUB_OFFLINE = 1
 
-.PHONY: install demo test check bench wheel clean
+OLDEST := .venv-oldest
+
+.PHONY: install demo test test-oldest check bench wheel clean
 
 install: $(STAMP)
 
@@ -24,6 +26,16 @@ demo: install
 
 test: install
 	$(BIN)/python -m pytest
+
+# The other end of the supported transformers range: identity, masking and batches of every family it has.
+test-oldest: $(OLDEST)/.installed
+	$(OLDEST)/bin/python -m pytest -m oldest tests/engines
+
+$(OLDEST)/.installed: pyproject.toml constraints-oldest.txt
+	test -d $(OLDEST) || $(PYTHON) -m venv $(OLDEST)
+	$(OLDEST)/bin/python -m pip install --quiet --constraint constraints-oldest.txt torch
+	$(OLDEST)/bin/python -m pip install --quiet --constraint constraints-oldest.txt --editable '.[dev]'
+	touch $@
 
 check: install
 	$(BIN)/ruff check src tests benchmarks
@@ -46,4 +58,4 @@ wheel: install
 	cd out && wheel-venv/bin/wakesight doctor && wheel-venv/bin/wakesight demo --json > wheel-demo.json
 
 clean:
-	rm -rf $(VENV) out dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(OLDEST) out dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis

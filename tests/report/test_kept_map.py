@@ -9,7 +9,7 @@ from wakesight.core import KeptSet
 from wakesight.errors import WorkError
 from wakesight.report import kept_map
 
-FIRST_HALF = KeptSet((torch.arange(50).expand(2, -1), torch.arange(50).expand(2, -1)))
+FIRST_HALF = KeptSet(((torch.arange(50),) * 2,) * 2)
 
 
 def test_the_strip_is_dark_where_entries_stayed():
@@ -33,7 +33,12 @@ def test_the_picture_is_written_whole_or_not_at_all(tmp_path):
 
 
 def test_counts_per_token_and_layer():
-    kept = KeptSet((torch.tensor([[0, 2], [0, 1]]), torch.tensor([[0, 1, 2], [0, 1, 2]])))
-    assert kept.per_token(4).tolist() == [4, 3, 3, 0]
-    assert kept.per_layer_token(4).tolist() == [[1, 0.5, 0.5, 0], [1, 1, 1, 0]]
-    assert kept.counts == [[2, 2], [3, 3]]
+    kept = KeptSet(((torch.tensor([0, 2]), torch.tensor([0])), (torch.tensor([0, 1, 2]), torch.tensor([0, 1, 2]))))
+    assert kept.per_token(4).tolist() == [4, 2, 3, 0]
+    assert kept.per_layer_token(4).tolist() == [[1, 0, 0.5, 0], [1, 1, 1, 0]]
+    assert kept.counts == [[2, 1], [3, 3]]
+
+
+def test_a_kept_set_goes_on_with_new_tokens():
+    kept = KeptSet(((torch.tensor([0, 2]), torch.tensor([], dtype=torch.int64)),)).extended(4, 6)
+    assert [head.tolist() for head in kept.positions[0]] == [[0, 2, 4, 5], [4, 5]]

@@ -87,6 +87,8 @@ class LayerRecorder:
             fresh = torch.arange(self.begin, stop, device=queries.device)
             positions = tuple(torch.cat([head, fresh]) for head in self.held)
         rotation = self.rotation(start, stop) if self.moments else None
+        if rotation is not None:  # a model may be spread over devices
+            rotation = rotation.to(queries.device)
         self.scaling = scaling
         chunk = Chunk(queries, keys, positions, start, scaling, rotation)
         for tap in (self.queries, self.sums, self.moments):

@@ -6,7 +6,7 @@ import contextlib
 import importlib.util
 import io
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -100,11 +100,27 @@ def _from_object(model: Any, tokenizer: Any, device: Any, dtype: torch.dtype | N
     if not hasattr(model, "config") or not hasattr(model, "generate"):
         raise RequestError(f"cannot load a {type(model).__name__}; give a name, a path or a transformers causal model")
     family = family_of(model.config)
+    _check_spread(getattr(model, "hf_device_map", {}), device)
     if device is not None:
         model = model.to(_device(device))
     if dtype is not None:
         model = model.to(dtype)
     return LoadedModel(getattr(model.config, "_name_or_path", "") or family.name, model.eval(), tokenizer, family)
+
+
+def _check_spread(device_map: Mapping[str, Any], device: Any) -> None:
+    """accelerate's placement of layers: several devices are fine, layers that are fetched for every pass are not."""
+    places = {str(place) for place in device_map.values()}
+    if "disk" in places or ("cpu" in places and len(places) > 1):
+        where = "disk" if "disk" in places else "cpu"
+        raise RequestError(
+            f"this model's device_map offloads layers to {where}, so every pass would wait for its weights; "
+            "load it on one device, or spread it over accelerators only"
+        )
+    if len(places) > 1 and device is not None:
+        raise RequestError(
+            f"this model is spread over {len(places)} devices and cannot move to one; leave device out, or reload it"
+        )
 
 
 def _locate(name: str) -> tuple[str, dict[str, Any]]:
