@@ -107,7 +107,7 @@ def _notes(verdicts: Verdicts) -> str:
     for family in FAMILIES:
         notes = [
             family.one_at_a_time
-            and f"{family.one_at_a_time}; so its context is read in one pass and everything behind it one token at a time",
+            and f"{family.one_at_a_time}; its context is read in one pass, what follows one token at a time",
             "window" in verdicts.get((family.name, "layers"), "")
             and "its sliding windows are kept as they are; only full-attention layers are compacted, and counted",
             NEW_IN_TRANSFORMERS.get(family.name),

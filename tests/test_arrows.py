@@ -24,6 +24,7 @@ ORDER = [
     {"policy"},
     {"cache"},
     {"engines"},
+    {"evaluation"},
     {"bench"},
     {"report"},
     {"cli"},

@@ -57,8 +57,8 @@ CASES = [
     for dtype in ("float32", "bfloat16")
     for chunk in (512, 64)
 ]
-# (family, dtype, chunk, allocation, law), (family, "scorer", name), (family, "together") and (family, "layers") -> "yes",
-# the reason of a refusal, or what was found. Filled by the tests below, read by the page.
+# (family, dtype, chunk, allocation, law), (family, "scorer", name), (family, "together") and (family, "layers")
+# -> "yes", the reason of a refusal, or what was found. Filled by the tests below, read by the page.
 verdicts: dict[tuple[str | int, ...], str] = {}
 CELLS = len(CASES) * len(SCORER) * len(LAWS) + len(tiny.FAMILIES) * (len(SCORERS) + 2)
 

@@ -8,14 +8,14 @@ when an answer is first written to it.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from typing import Any
+import warnings
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from wakesight.cache import files
-from wakesight.cache.pool import Lease
 from wakesight.cache.slots import Slots
 from wakesight.cache.state import SessionState
 from wakesight.core import KeptSet
@@ -26,6 +26,7 @@ from wakesight.errors import RequestError
 from wakesight.models.chat import Frame
 from wakesight.policy import Policy
 from wakesight.signals.attention_sums import AttentionSums
+from wakesight.signals.precision import working_dtype
 from wakesight.signals.query_moments import QueryMoments
 
 
@@ -67,7 +68,7 @@ def save(session: Session, path: str | os.PathLike[str]) -> None:
         "recording": {
             "window": recording.window,
             "record": list(recording.record),
-            "scaling": [layer.scaling for layer in recording.layers],
+            "scaling": [float(layer.scaling) for layer in recording.layers],
         },
     }
     files.write(path, header, tensors)
@@ -78,22 +79,24 @@ def load(path: str | os.PathLike[str], engine: Engine) -> Session:
     saved = files.read(path)
     check_model(saved, engine)
     tokens = tuple(saved.tensor("tokens", [None], torch.int32).tolist())
-    slots = tuple(_slots(saved, layer, engine) for layer in range(len(engine.geometry.attention_layers)))
-    kept = None if saved.field(bool, "whole") else _kept(saved, slots)
-    _check_lengths(saved, slots, kept, len(tokens))
-    state = SessionState(engine.pool, slots, _states(saved, engine), tokens, saved.field(int, "prefix"), kept)
+    layers = [_layer(saved, layer, engine) for layer in range(len(engine.geometry.attention_layers))]
+    kept = None if saved.field(bool, "whole") else _kept(saved, layers)
+    prefix = saved.field(int, "prefix")
+    _check_lengths(saved, layers, kept, prefix, len(tokens))
+    states = _states(saved, engine)
     frame = Frame(
         tuple(saved.list_of(int, "frame", "head")),
         tuple(saved.list_of(int, "frame", "tail")),
         saved.field(str, "frame", "separator"),
     )
-    policy = saved.header.get("policy")
+    recording, policy = _recording(saved, engine, len(tokens)), _policy(saved)
+    prefill_s, score_s, compact_s = (saved.field(float, "seconds", name) for name in ("prefill", "score", "compact"))
+    # Everything is checked; only now does it enter the pool's ledger.
+    slots = tuple(Slots.adopt(engine.pool, *layer) for layer in layers)
+    leases = {name: engine.pool.adopt(tensor) for name, tensor in states.items()}
     return Session(
-        engine, state, frame, _recording(saved, engine, len(tokens)),
-        prefill_s=saved.field(float, "seconds", "prefill"),
-        policy=None if policy is None else Policy.from_json(policy),
-        score_s=saved.field(float, "seconds", "score"),
-        compact_s=saved.field(float, "seconds", "compact"),
+        engine, SessionState(engine.pool, slots, leases, tokens, prefix, kept), frame, recording,
+        prefill_s=prefill_s, policy=policy, score_s=score_s, compact_s=compact_s,
     )  # fmt: skip
 
 
@@ -129,9 +132,18 @@ def check_model(saved: files.SavedFile, engine: Engine) -> None:
         )
 
 
-def _slots(saved: files.SavedFile, layer: int, engine: Engine) -> Slots:
+class _Layer(NamedTuple):
+    """One attention layer's storage, as `Slots.adopt` takes it."""
+
+    tensors: dict[str, Tensor]
+    heads: dict[str, int]
+    lengths: list[int]
+    capacities: list[int]
+
+
+def _layer(saved: files.SavedFile, layer: int, engine: Engine) -> _Layer:
     geometry, device = engine.geometry, engine.layer_devices[layer]
-    about = _layer(saved, layer, geometry.kv_heads[layer])
+    about = _sizes(saved, layer, geometry.kv_heads[layer])
     if about is None:
         raise RequestError(
             f"{saved.path} does not describe attention layer {layer} of {engine.name} "
@@ -143,17 +155,19 @@ def _slots(saved: files.SavedFile, layer: int, engine: Engine) -> Slots:
     for name, count in heads.items():
         shape, dtype = [sum(capacities[:count]), own.get(name)], engine.dtype if name in own else None
         tensors[name] = saved.tensor(f"slots.{layer}.{name}", shape, dtype).to(device)
-    return Slots.adopt(engine.pool, tensors, heads, lengths, capacities)
+    return _Layer(tensors, heads, lengths, capacities)
 
 
-def _layer(saved: files.SavedFile, layer: int, kv_heads: int) -> tuple[list[int], list[int], dict[str, int]] | None:
+def _sizes(saved: files.SavedFile, layer: int, kv_heads: int) -> tuple[list[int], list[int], dict[str, int]] | None:
     """Lengths and capacities per KV head and heads per payload; None where they make no sense."""
     entries = saved.list_of(dict, "layers")
     about: dict[str, Any] = entries[layer] if layer < len(entries) else {}
     lengths, capacities, heads = _counts(about.get("lengths")), _counts(about.get("capacities")), about.get("heads")
     if len(lengths) != kv_heads or len(capacities) != kv_heads or not isinstance(heads, dict):
         return None
-    if not heads.keys() >= {"key", "value"} or not set(map(str, heads.values())) <= {"1", str(kv_heads)}:
+    if heads.get("key") != kv_heads or heads.get("value") != kv_heads:
+        return None
+    if not all(type(count) is int and count in (1, kv_heads) for count in heads.values()):
         return None
     fits = all(have <= room for have, room in zip(lengths, capacities, strict=True))
     return (lengths, capacities, heads) if fits else None
@@ -164,43 +178,64 @@ def _counts(value: object) -> list[int]:
     return list(value) if good and isinstance(value, list) else []
 
 
-def _kept(saved: files.SavedFile, slots: tuple[Slots, ...]) -> KeptSet:
+def _kept(saved: files.SavedFile, layers: Sequence[_Layer]) -> KeptSet:
     return KeptSet(
         tuple(
             tuple(
-                saved.tensor(f"kept.{layer}.{head}", [count], torch.int32).to(one.storage("key").device, torch.int64)
+                saved.tensor(f"kept.{layer}.{head}", [count], torch.int32).to(one.tensors["key"].device, torch.int64)
                 for head, count in enumerate(one.lengths)
             )
-            for layer, one in enumerate(slots)
+            for layer, one in enumerate(layers)
         )
     )
 
 
-def _check_lengths(saved: files.SavedFile, slots: tuple[Slots, ...], kept: KeptSet | None, tokens: int) -> None:
-    """Entries and positions must belong to the context's tokens."""
+def _check_lengths(
+    saved: files.SavedFile, layers: Sequence[_Layer], kept: KeptSet | None, prefix: int, tokens: int
+) -> None:
+    """Entries, positions and the protected prefix must belong to the context's tokens."""
     if kept is None:
-        fits = all(length == tokens for one in slots for length in one.lengths)
+        fits = all(length == tokens for one in layers for length in one.lengths)
     else:
         heads = [head for layer in kept.positions for head in layer if len(head)]
         fits = all(int(head[0]) >= 0 and int(head[-1]) < tokens and bool((head.diff() > 0).all()) for head in heads)
-    if not fits or not tokens:
+    if not fits or not tokens or not 0 <= prefix <= tokens:
         raise RequestError(
             f"{saved.path} holds entries that do not belong to its {tokens} tokens; prefill and save the session again"
         )
 
 
-def _states(saved: files.SavedFile, engine: Engine) -> dict[str, Lease]:
-    names = saved.list_of(str, "states")
-    shapes = engine.state_shapes
-    if set(names) != set(shapes):
+def _states(saved: files.SavedFile, engine: Engine) -> dict[str, Tensor]:
+    names, shapes = saved.list_of(str, "states"), engine.state_shapes
+    if sorted(names) != sorted(shapes):
         raise RequestError(
             f"{saved.path} does not hold the recurrent states of {engine.name}; prefill and save the session again"
         )
     states = {}
     for name in names:
         shape, dtype, device = shapes[name]
-        states[name] = engine.pool.adopt(saved.tensor(f"state.{name}", shape, dtype).to(device))
+        states[name] = saved.tensor(f"state.{name}", shape, dtype).to(device)
     return states
+
+
+def _policy(saved: files.SavedFile) -> Policy | None:
+    """The policy the session was compacted by; None, with a warning, where it needs a method that is not installed.
+
+    It is a record of what was done: a plug-in that is missing today must not lose the session.
+    """
+    if saved.header.get("policy") is None:
+        return None
+    try:
+        return Policy.from_json(saved.field(dict, "policy"))
+    except RequestError as error:
+        if str(error).startswith(str(saved.path)):
+            raise
+        warnings.warn(
+            f"{saved.path} was compacted by a policy that cannot be made here ({error}); the session is complete, "
+            "its policy is left out",
+            stacklevel=4,
+        )
+        return None
 
 
 def _recorded(recording: Recording) -> dict[str, Tensor]:
@@ -218,26 +253,34 @@ def _recording(saved: files.SavedFile, engine: Engine, tokens: int) -> Recording
     window = saved.field(int, "recording", "window")
     record = tuple(name for name in ON_REQUEST if name in saved.list_of(str, "recording", "record"))
     scaling = saved.list_of(float, "recording", "scaling")
+    geometry = engine.geometry
+    if window < 1 or len(scaling) != len(geometry.attention_layers):
+        raise RequestError(f"{saved.path} does not describe what was recorded; prefill and save the session again")
     recording = engine.recording(window, record)
+    if engine.only_whole is not None:
+        return recording  # nothing is overheard where nothing can be evicted
+    heads = geometry.query_heads
     for index, (layer, scale) in enumerate(zip(recording.layers, scaling, strict=True)):
+
+        def tensor(name: str, *shape: int, dtype: torch.dtype, index: int = index) -> Tensor:
+            return saved.tensor(f"{name}.{index}", shape, dtype).to(engine.layer_devices[index])
+
+        dim = geometry.key_dims[index]
+        if recording.latent_keys is not None:
+            dim += geometry.value_dims[index]  # the two parts of a latent entry
         layer.scaling = scale
-        device = engine.layer_devices[index]
-        if f"queries.{index}" in saved.tensors:
-            layer.queries.rows = saved.tensor(f"queries.{index}", [None, min(window, tokens), None], engine.dtype).to(
-                device
-            )
+        layer.queries.rows = tensor("queries", heads, min(window, tokens), dim, dtype=engine.dtype)
         if layer.sums is not None:
-            layer.sums = AttentionSums.restored(_named(saved, index, {"sums": [None, tokens]}, device))
+            sums = tensor("sums", heads, tokens, dtype=working_dtype(engine.dtype))
+            layer.sums = AttentionSums.restored({"sums": sums})
         if layer.moments is not None:
-            shapes: dict[str, list[int | None]] = {"count": [1], "mean": [None, None], "scatter": [None, None, None]}
-            layer.moments = QueryMoments.restored(_named(saved, index, shapes, device), engine.dtype)
+            moments = {
+                "count": tensor("count", 1, dtype=torch.int64),
+                "mean": tensor("mean", heads, dim, dtype=torch.float64),
+                "scatter": tensor("scatter", heads, dim, dim, dtype=torch.float64),
+            }
+            layer.moments = QueryMoments.restored(moments, engine.dtype)
     return recording
-
-
-def _named(
-    saved: files.SavedFile, index: int, shapes: Mapping[str, list[int | None]], device: torch.device
-) -> dict[str, Tensor]:
-    return {name: saved.tensor(f"{name}.{index}", shape).to(device) for name, shape in shapes.items()}
 
 
 def _name(dtype: torch.dtype) -> str:
