@@ -166,7 +166,8 @@ class Answer:
     """What one question brought back.
 
     tokens: generated ids without the end-of-sequence id. finish: "eos", "length" (the new-token
-    limit) or "limit" (the model's own context limit). misses and fetches stay 0 without demotion.
+    limit) or "limit" (the model's own context limit). margin: smallest lead of a chosen token over the next
+    best logit. misses and fetches stay 0 without demotion.
     timings: seconds and rates (`question_s`, `decode_s`, `decode_tokens_per_s`).
     """
 
@@ -174,5 +175,6 @@ class Answer:
     tokens: tuple[int, ...]
     finish: str
     timings: Mapping[str, float] = field(default_factory=dict)
+    margin: float = float("inf")
     misses: int = 0
     fetches: int = 0

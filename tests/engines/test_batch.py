@@ -84,7 +84,7 @@ def test_rows_are_read_as_if_alone_and_no_pad_is_kept(family, form):
             assert row.tokens == alone.tokens == tuple(context)
             assert row.stats.logical_length == length
             assert row.stats.kept_entries == [[length] * heads for heads in row.engine.geometry.kv_heads]
-            assert row.stats.kv_bytes_kept == length * row.engine.geometry.token_bytes
+            assert row.stats.kv_bytes_freed == 0
             assert torch.equal(row.logits(QUESTIONS[0]), alone.logits(QUESTIONS[0]))
         batch.close()
 
@@ -201,8 +201,13 @@ def test_a_sparse_indexer_is_read_in_a_batch_and_asked_row_by_row():
     batch = prefilled("qwen4_exp", LENGTHS[0], "lists")
     with pytest.raises(RequestError, match="cannot run several sequences at once; ask row by row"):
         batch.ask(QUESTIONS, max_new_tokens=4)
-    with pytest.raises(RequestError, match="cannot run several sequences at once; ask row by row"):
-        batch.cache()
+    ids, mask = left_padded(QUESTIONS)
+    for make, options in ((batch.cache, {}), (batch[0].cache, {"num_beams": 2})):
+        rows = slice(None) if make == batch.cache else slice(0, 1)
+        with pytest.raises(RequestError, match="cannot run several sequences at once; ask row by row"):
+            batch[0].engine.model.generate(
+                ids[rows], attention_mask=mask[rows], **cached(make()), max_new_tokens=2, pad_token_id=PAD, **options
+            )
     for row, context in zip(batch, contexts(LENGTHS[0]), strict=True):
         plain = tiny.model("qwen4_exp")(input_ids=torch.tensor([[*context, *QUESTIONS[0]]])).logits[0, len(context) :]
         assert relative_gap(row.logits(QUESTIONS[0]), plain) < TOLERANCE

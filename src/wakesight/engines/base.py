@@ -21,6 +21,7 @@ StateShape = tuple[tuple[int | None, ...], torch.dtype, torch.device]  # None: f
 class Generation:
     """Generated ids (end-of-sequence id left out), why it stopped, and seconds spent.
 
+    margin: the smallest lead of a chosen token over the next best logit; a lead near 0 may flip with rounding.
     question_s: reading this row's question. decode_s: the decode loop, shared by all rows. steps: decode
     steps this row took part in.
     """
@@ -30,6 +31,7 @@ class Generation:
     question_s: float
     decode_s: float
     steps: int
+    margin: float
 
 
 class Engine(Protocol):

@@ -225,14 +225,13 @@ def _policy(saved: files.SavedFile) -> Policy | None:
     """
     if saved.header.get("policy") is None:
         return None
+    plain = saved.field(dict, "policy")
     try:
-        return Policy.from_json(saved.field(dict, "policy"))
+        return Policy.from_json(plain)
     except RequestError as error:
-        if str(error).startswith(str(saved.path)):
-            raise
         warnings.warn(
-            f"{saved.path} was compacted by a policy that cannot be made here ({error}); the session is complete, "
-            "its policy is left out",
+            f"{saved.path} was compacted by a policy that cannot be made here ({error}); the session is whole, "
+            "only its policy is left out",
             stacklevel=4,
         )
         return None

@@ -304,7 +304,7 @@ def ask_together(
 def _answer(row: Generation, text: str) -> Answer:
     rate = row.steps / row.decode_s if row.steps and row.decode_s > 0 else 0.0
     timings = {"question_s": row.question_s, "decode_s": row.decode_s, "decode_tokens_per_s": rate}
-    return Answer(text, row.tokens, row.finish, timings)
+    return Answer(text, row.tokens, row.finish, timings, row.margin)
 
 
 class _Pieces:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator, Sequence
+import weakref
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -86,6 +87,8 @@ def compacting(
 def _forward(
     engine: HFEngine, policy: Policy, prefix_tokens: int | Sequence[int] | None, chunk: int, run: Compacting, stock: Any
 ) -> Any:
+    replaced: weakref.WeakSet[Any] = weakref.WeakSet()  # empty caches that we were handed
+
     @functools.wraps(stock)
     def forward(*args: Any, **kwargs: Any) -> Any:
         wanted = kwargs.get("use_cache")
@@ -94,20 +97,37 @@ def _forward(
             return stock(*args, **kwargs)
         if args:
             kwargs["input_ids"] = args[0]
-        check_cache(kwargs)
+        check_cache(kwargs, replaced)
+        check_wishes(kwargs)
         if kwargs.get("input_ids") is None:
             raise RequestError("compacting needs token ids; give input_ids, not inputs_embeds")
         rows = _rows(kwargs["input_ids"], kwargs.get("attention_mask"), prefix_tokens)
-        return _start(engine, policy, chunk, run, stock, rows)
+        with compat.no_grad():
+            output = _start(engine, policy, chunk, run, stock, rows)
+        if (handed := _cache(kwargs)) is not None:
+            replaced.add(handed)
+        return output
 
     return forward
 
 
-def check_cache(kwargs: dict[str, Any]) -> None:
-    """Refuse every cache that cannot be compacted, by name; none or an empty DynamicCache is fine."""
-    cache = kwargs.get("cache") if kwargs.get("cache") is not None else kwargs.get("past_key_values")
+def _cache(kwargs: dict[str, Any]) -> Any:
+    return kwargs.get("cache") if kwargs.get("cache") is not None else kwargs.get("past_key_values")
+
+
+def check_cache(kwargs: dict[str, Any], replaced: Collection[Any] = ()) -> None:
+    """Refuse every cache that cannot be compacted, by name; none or an empty DynamicCache is fine.
+
+    replaced: empty ones that were handed over before, in whose place the output's cache holds what was read.
+    """
+    cache = _cache(kwargs)
     if cache is None:
         return
+    if cache in replaced:
+        raise RequestError(
+            "this cache was handed over empty and stayed empty: what was read lies in a compacted one; "
+            "go on with the cache of the model's output"
+        )
     if getattr(cache, "offloading", False):
         raise RequestError(f"an offloaded cache keeps everything, on another device, and is not compacted; {_INSTEAD}")
     if type(cache) is not DynamicCache:
@@ -120,10 +140,24 @@ def check_cache(kwargs: dict[str, Any]) -> None:
         )
 
 
+def check_wishes(kwargs: dict[str, Any]) -> None:
+    """Refuse, by name, what a first pass that gives logits for the last token only cannot return."""
+    for name in ("labels", "output_attentions", "output_hidden_states"):
+        if kwargs.get(name) is not None and kwargs[name] is not False:
+            raise RequestError(
+                f"inside compacting the first pass gives logits for the last token only, so {name} cannot be met; "
+                "leave it out, or call the model with use_cache=False"
+            )
+
+
 def _rows(ids: Tensor, mask: Tensor | None, prefix: int | Sequence[int] | None) -> list[tuple[tuple[int, ...], int]]:
     """Per row its tokens without pads, and how many of them are the context."""
     pads = left_pads(mask, ids.shape[1])
     pads = pads * len(ids) if len(pads) < len(ids) else pads
+    if not (prefix is None or isinstance(prefix, int)) and (not prefix or len(ids) % len(prefix)):
+        raise RequestError(
+            f"there are {len(prefix)} prefix_tokens for {len(ids)} prompts; give one number for all, or one for each"
+        )
     rows = []
     for index, (row, count) in enumerate(zip(ids.tolist(), pads, strict=True)):
         tokens = tuple(row[count:])

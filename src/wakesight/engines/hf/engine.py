@@ -221,13 +221,13 @@ class HFEngine:
             logits = self.forward(self.model, ids, cache, state.logical_length, logits_to_keep=1).logits
             room = self._limit(state.logical_length) - state.logical_length - len(tokens) + 1
             answers.append(Answering(self._ends, wanted, room, on_token))
-            answers[-1].take(int(_finite(logits)[0, -1].argmax()))
+            answers[-1].take(*_chosen(logits)[0])
             answers[-1].question_s = time.perf_counter() - start
             caches.append(cache)
         start = time.perf_counter()
         self._decode(caches, answers)
         seconds = time.perf_counter() - start
-        return [Generation(tuple(a.made), a.finish or "eos", a.question_s, seconds, a.steps) for a in answers]
+        return [Generation(tuple(a.made), a.finish or "eos", a.question_s, seconds, a.steps, a.margin) for a in answers]
 
     def _decode(self, caches: list[SessionCache], answers: Sequence[Answering]) -> None:
         """One token per row and step; a row that is done leaves the batch."""
@@ -242,10 +242,9 @@ class HFEngine:
                 keywords = forward_keywords(self.model, cache)
                 logits = self.model(input_ids=ids, position_ids=positions, logits_to_keep=1, **keywords).logits
             cache.check_attended()
-            chosen = _finite(logits)[:, -1].argmax(dim=-1).tolist()
-            for index, token in zip(active, chosen, strict=True):
+            for index, (token, lead) in zip(active, _chosen(logits), strict=True):
                 answers[index].steps += 1
-                answers[index].take(token)
+                answers[index].take(token, lead)
             going = [at for at, index in enumerate(active) if answers[index].finish is None]
             if going and len(going) < len(active):
                 cache.batch_select_indices(torch.tensor(going, dtype=torch.long, device=self.device))
@@ -359,12 +358,14 @@ class Answering:
         self.finish: str | None = None
         self.question_s = 0.0
         self.steps = 0
+        self.margin = float("inf")
         self._ends, self._limit = ends, min(wanted, room)
         self._at_limit = "length" if wanted <= room else "limit"
         self._on_token = on_token
 
-    def take(self, token: int) -> None:
-        """The model chose `token`."""
+    def take(self, token: int, lead: float) -> None:
+        """The model chose `token`, whose logit leads the next best by `lead`."""
+        self.margin = min(self.margin, lead)
         if token in self._ends:
             self.finish = "eos"
             return
@@ -373,6 +374,13 @@ class Answering:
             self._on_token(token)
         if len(self.made) == self._limit:
             self.finish = self._at_limit
+
+
+def _chosen(logits: Tensor) -> list[tuple[int, float]]:
+    """Per row the best token of the last position and its lead. Equal logits: the lower id, as argmax has it."""
+    last = _finite(logits)[:, -1].float()
+    best, second = last.topk(2, dim=-1).values.unbind(dim=-1)
+    return list(zip(last.argmax(dim=-1).tolist(), (best - second).tolist(), strict=True))
 
 
 def _finite(logits: Tensor) -> Tensor:

@@ -1,0 +1,392 @@
+"""Run every arm of every question: one prefill and one scoring per context, all arms decoded as rows of one batch.
+
+The protocol is prefix-only: a context is read, scored and compacted before its first question is encoded. Every
+question starts from the same restored children. Arms of one kept fraction hold exactly as many entries.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import time
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from wakesight.core import KeptSet
+from wakesight.engines.base import Generation
+from wakesight.engines.session import Session
+from wakesight.errors import RequestError, WakesightError
+from wakesight.evaluation.arms import Arm
+from wakesight.evaluation.fidelity import fidelity_grades
+from wakesight.evaluation.items import Context, Question
+from wakesight.evaluation.records import Records, Row, locked, read_json, write_json
+
+Grade = Callable[..., float]  # graders.grade
+PHASES = ("prefill", "score", "compact", "question", "decode", "grade")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One run. contexts: the suite's, in order. config: what was asked for, as plain JSON; a resumed run must ask
+    for the same.
+
+    rows: most arms decoded in one batch. held_bytes: most KV that children of one context may hold at once.
+    shard: (i, n) runs every n-th context from the i-th on. limit: at most so many contexts. thinking: tokens a
+    thinking model may spend before its closing tag, which do not count as answer (None: it does not think).
+    """
+
+    engine: Any
+    arms: tuple[Arm, ...]
+    contexts: Callable[[], Iterator[Context]]
+    grade: Grade
+    config: Mapping[str, Any]
+    rows: int = 16
+    held_bytes: int = 4 * 10**9
+    shard: tuple[int, int] = (0, 1)
+    limit: int | None = None
+    chunk: int = 512
+
+
+@dataclass
+class Progress:
+    """What a run did and how long it took. seconds: by phase; `wall` minus their sum is the harness itself."""
+
+    contexts: int = 0
+    questions: int = 0
+    resumed: int = 0
+    skipped: int = 0
+    wall: float = 0.0
+    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
+
+    @property
+    def overhead(self) -> float:
+        """Share of the wall time that is neither model, scoring, compaction nor grading."""
+        return 1 - sum(self.seconds.values()) / self.wall if self.wall else 0.0
+
+
+def run(
+    plan: Plan, folder: Path, *, resume: bool = False, on_question: Callable[[Progress, Context], None] | None = None
+) -> Progress:
+    """Run `plan` into `folder`. Whatever cannot be run is a row with the reason in `skipped`.
+
+    Raises RequestError if the folder holds another run, or this one without `resume`, or if another process
+    is writing it.
+    """
+    with locked(folder):
+        done = _open(plan, folder, resume)
+        progress = Progress()
+        started = time.perf_counter()
+        for context in _mine(plan):
+            left = [question for question in context.questions if (context.id, question.id) not in done]
+            progress.contexts += 1
+            progress.resumed += len(context.questions) - len(left)
+            for rows in _context(plan, folder, context, left, progress) if left else ():
+                Records(folder).append(rows)
+                progress.questions += 1
+                progress.skipped += sum(row["skipped"] is not None for row in rows)
+                progress.wall = time.perf_counter() - started
+                if on_question is not None:
+                    on_question(progress, context)
+        progress.wall = time.perf_counter() - started
+        return progress
+
+
+def _open(plan: Plan, folder: Path, resume: bool) -> set[tuple[str, str]]:
+    path = folder / "config.json"
+    if not path.exists():
+        write_json(path, dict(plan.config))
+        return set()
+    if not resume:
+        raise RequestError(f"{folder} holds a run already; add --resume to go on with it, or give another folder")
+    before = read_json(path)
+    asked, now = before.get("arguments"), plan.config.get("arguments")
+    if asked != now and isinstance(asked, dict) and isinstance(now, dict):
+        changed = next(key for key in sorted({*asked, *now}) if asked.get(key) != now.get(key))
+        raise RequestError(
+            f"{folder} holds a run with {changed}={asked.get(changed)!r}, and now {changed}={now.get(changed)!r} was "
+            "asked for; resume with the same arguments, or give another folder"
+        )
+    return Records(folder).keep_complete()
+
+
+def _mine(plan: Plan) -> Iterator[Context]:
+    index, shards = plan.shard
+    for number, context in enumerate(plan.contexts()):
+        if plan.limit is not None and number >= plan.limit:
+            return
+        if number % shards == index:
+            yield context
+
+
+def _context(
+    plan: Plan, folder: Path, context: Context, questions: Sequence[Question], progress: Progress
+) -> Iterator[list[Row]]:
+    """The rows of each question, all arms together."""
+    try:
+        whole = _prefill(plan, context, progress)
+    except WakesightError as error:
+        for question in questions:
+            yield [_skipped(plan, context, question, arm, str(error)) for arm in plan.arms]
+        return
+    with whole:
+        groups = _groups(plan, whole)
+        if len(groups) == 1:
+            with _Children(plan, whole, groups[0], progress) as children:
+                _describe(plan, folder, context, whole, children.kept)
+                for question in questions:
+                    yield _rows(plan, context, question, children, progress)
+            return
+        # Too many children to hold at once: each group answers all questions, rows are written when all are there.
+        collected: list[list[Row]] = [[] for _ in questions]
+        kept: dict[str, KeptSet] = {}
+        for group in groups:
+            with _Children(plan, whole, group, progress) as children:
+                kept.update(children.kept)
+                for rows, question in zip(collected, questions, strict=True):
+                    rows += _rows(plan, context, question, children, progress)
+        _describe(plan, folder, context, whole, kept)
+        yield from collected
+
+
+def _prefill(plan: Plan, context: Context, progress: Progress) -> Session:
+    from wakesight.engines.recording import needs
+
+    wanted = [needs(arm.policy.scorer_method) for arm in plan.arms if arm.policy is not None]
+    record = sorted({name for each in wanted for name in each["record"]})
+    window = max((each["query_window"] for each in wanted), default=64)
+    start = time.perf_counter()
+    whole: Session = plan.engine.prefill(
+        context.text, instruction=context.instruction, chat=context.chat, chunk=plan.chunk, record=record,
+        query_window=window,
+    )  # fmt: skip
+    progress.seconds["prefill"] += time.perf_counter() - start
+    return whole
+
+
+def _groups(plan: Plan, whole: Session) -> list[list[Arm]]:
+    """Arms whose children fit into memory together, at most `rows` of them."""
+    stats = whole.stats
+    groups: list[list[Arm]] = [[]]
+    held = 0.0
+    for arm in plan.arms:
+        size = 0.0 if arm.policy is None else stats.kv_bytes_full * (arm.policy.keep or 1) + stats.kv_bytes_slack
+        if groups[-1] and (len(groups[-1]) == plan.rows or held + size > plan.held_bytes):
+            groups.append([])
+            held = 0.0
+        groups[-1].append(arm)
+        held += size
+    return groups
+
+
+class _Children:
+    """The sessions of some arms of one context; failed: why an arm has none."""
+
+    def __init__(self, plan: Plan, whole: Session, arms: Sequence[Arm], progress: Progress) -> None:
+        self.arms = list(arms)
+        self.sessions: dict[str, Session] = {}
+        self.failed: dict[str, str] = {}
+        self.kept: dict[str, KeptSet] = {}
+        self.whole = whole
+        for arm in arms:
+            if arm.policy is None:
+                self.sessions[arm.id] = whole
+                continue
+            start = time.perf_counter()
+            try:
+                child = whole.compact(arm.policy)
+            except WakesightError as error:
+                self.failed[arm.id] = str(error)
+                continue
+            finally:
+                progress.seconds["compact"] += time.perf_counter() - start
+            self.sessions[arm.id] = child
+            if child.kept is not None:
+                self.kept[arm.id] = child.kept
+        self._check_counts()
+
+    def _check_counts(self) -> None:
+        """Arms of one kept fraction hold exactly as many entries; pages may fall short by less than a page each."""
+        counts: dict[tuple[float | None, str], int] = {}
+        for arm in self.arms:
+            if arm.policy is None or arm.id not in self.sessions or arm.policy.unit != "entry":
+                continue
+            held = entries(self.sessions[arm.id])
+            expected = counts.setdefault((arm.policy.keep, arm.policy.evicted), held)
+            if held != expected:
+                raise RuntimeError(f"the arm {arm.id} holds {held} entries where its equals hold {expected}")
+
+    def __enter__(self) -> _Children:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for session in self.sessions.values():
+            if session is not self.whole:
+                session.close()
+
+
+def entries(session: Session) -> int:
+    """Entries that a session holds, protected prefix included."""
+    return sum(map(sum, session.stats.kept_entries))
+
+
+def _rows(plan: Plan, context: Context, question: Question, children: _Children, progress: Progress) -> list[Row]:
+    arms = [arm for arm in children.arms if arm.id in children.sessions]
+    rows = {
+        arm.id: _skipped(plan, context, question, arm, children.failed[arm.id])
+        for arm in children.arms
+        if arm.id in children.failed
+    }
+    sessions = [children.sessions[arm.id] for arm in arms]
+    try:
+        if question.grader == "fidelity":
+            answered = _followed(plan, children.whole, sessions, question, progress)
+        else:
+            answered = _asked(plan, sessions, question, progress)
+    except WakesightError as error:
+        answered = [(None, {}, str(error))] * len(arms)
+    for arm, session, (made, grades, problem) in zip(arms, sessions, answered, strict=True):
+        rows[arm.id] = _row(plan, context, question, arm, session, made, grades, problem)
+    return [rows[arm.id] for arm in children.arms]
+
+
+Answered = tuple[Generation | None, dict[str, float], str | None]
+
+
+def _asked(plan: Plan, sessions: Sequence[Session], question: Question, progress: Progress) -> list[Answered]:
+    engine = plan.engine
+    ids = _question_ids(sessions[0], question)
+    start = time.perf_counter()
+    made = engine.generate([s.state for s in sessions], [ids] * len(sessions), question.max_new_tokens)
+    decoded = made[0].decode_s if made else 0.0
+    progress.seconds["decode"] += decoded
+    progress.seconds["question"] += time.perf_counter() - start - decoded
+    start = time.perf_counter()
+    answered: list[Answered] = []
+    for row in made:
+        text = engine.decode(row.tokens)
+        try:
+            rules = ("official", "strict")
+            references = list(question.references)
+            grades = {
+                rule: float(plan.grade(question.grader, text, references, rule=rule, **question.extra))
+                for rule in rules
+            }
+            answered.append((row, grades, None))
+        except Exception as error:  # a grader that fails on one answer must not end the run; the row says so
+            answered.append((row, {}, f"the grader of {question.grader} failed: {error}"))
+    progress.seconds["grade"] += time.perf_counter() - start
+    return answered
+
+
+def _followed(
+    plan: Plan, whole: Session, sessions: Sequence[Session], question: Question, progress: Progress
+) -> list[Answered]:
+    """How closely each session predicts a given continuation, against the whole one."""
+    start = time.perf_counter()
+    ids = plan.engine.encode(question.text)[: question.max_new_tokens]
+    if len(ids) < 2:
+        raise RequestError(f"the continuation of {question.id} has {len(ids)} tokens; fidelity needs at least 2")
+    expected = whole.logits(ids)
+    grades = [fidelity_grades(expected, session.logits(ids), ids) for session in sessions]
+    progress.seconds["question"] += time.perf_counter() - start
+    return [(None, row, None) for row in grades]
+
+
+def _question_ids(session: Session, question: Question) -> list[int]:
+    ids = session.question_ids(question.text)
+    return [*ids, *session.engine.encode(question.answer_prefix)] if question.answer_prefix else ids
+
+
+def _row(
+    plan: Plan, context: Context, question: Question, arm: Arm, session: Session, made: Generation | None,
+    grades: dict[str, float], problem: str | None,
+) -> Row:  # fmt: skip
+    stats = session.stats
+    row = _skipped(plan, context, question, arm, problem)
+    row.update(
+        prompt=_digest(session.tokens, question),
+        tokens=stats.logical_length,
+        prefix=session.state.prefix,
+        kept=entries(session),
+        kept_per_layer=[sum(heads) for heads in stats.kept_entries],
+        kv_bytes_full=stats.kv_bytes_full,
+        kv_bytes_kept=stats.kv_bytes_kept,
+        state_bytes=stats.state_bytes,
+        grades={name: round(value, 9) for name, value in grades.items()},
+        seconds={"prefill": stats.prefill_s, "score": stats.score_s, "compact": stats.compact_s},
+    )
+    if made is not None:
+        row.update(
+            output=plan.engine.decode(made.tokens),
+            output_ids=list(made.tokens),
+            finish=made.finish,
+            margin=None if made.margin == float("inf") else round(made.margin, 6),
+        )
+        row["seconds"].update(question=made.question_s, decode=made.decode_s)
+    return row
+
+
+def _skipped(plan: Plan, context: Context, question: Question, arm: Arm, reason: str | None) -> Row:
+    return {
+        "task": context.task,
+        "context": context.id,
+        "question": question.id,
+        "arm": arm.id,
+        "arms": len(plan.arms),
+        "source": context.source,
+        "grades": {},
+        "skipped": reason,
+    }
+
+
+def _digest(tokens: Sequence[int], question: Question) -> str:
+    digest = hashlib.sha256(np.asarray(tokens, dtype=np.int32).tobytes())
+    digest.update(question.text.encode())
+    digest.update(question.answer_prefix.encode())
+    return digest.hexdigest()[:16]
+
+
+def _describe(plan: Plan, folder: Path, context: Context, whole: Session, kept: Mapping[str, KeptSet]) -> None:
+    """contexts/NAME.json: the text in tokens, the questions, and how many entries of each token every arm kept."""
+    path = folder / "contexts" / f"{file_name(context.id)}.json"
+    if path.exists():
+        return
+    path.parent.mkdir(exist_ok=True)
+    tokens = whole.tokens
+    write_json(
+        path,
+        {
+            "context": context.id,
+            "task": context.task,
+            "source": context.source,
+            "meta": dict(context.meta),
+            "pieces": [plan.engine.decode([token]) for token in tokens],
+            "heads": sum(plan.engine.geometry.kv_heads),
+            "questions": {
+                q.id: {"text": q.text, "answer_prefix": q.answer_prefix, "references": list(q.references)}
+                for q in context.questions
+            },
+            "kept": {arm: pack(one.per_token(len(tokens)).numpy()) for arm, one in kept.items()},
+        },
+    )
+
+
+def file_name(context_id: str) -> str:
+    """A context's id as a file name."""
+    safe = "".join(c if c.isalnum() or c in "-_." else "_" for c in context_id)[:80]
+    return f"{safe}-{hashlib.sha256(context_id.encode()).hexdigest()[:8]}"
+
+
+def pack(counts: np.ndarray) -> str:
+    """Whole numbers as text: uint16, compressed, base64."""
+    return base64.b64encode(zlib.compress(np.asarray(counts, dtype=np.uint16).tobytes())).decode()
+
+
+def unpack(text: str) -> np.ndarray:
+    """Inverse of `pack`."""
+    return np.frombuffer(zlib.decompress(base64.b64decode(text)), dtype=np.uint16)
