@@ -25,7 +25,10 @@ TARGET = Path(__file__).parent.parent / "src/wakesight/data"
 NOVEL = "persuasion"
 LIMIT = 480_000  # characters of each text, about 110,000 tokens
 SHORTEST = 160  # characters of a paragraph: shorter ones are headings, lists and cross references
-BLUNT = re.compile(r"fuck|shit|\bass(es|hole)?\b|bitch|\bsex|porn|rape|nazi|hitler|drug|suck|screw|damn|crap|\bfag", re.I)
+BLUNT = re.compile(
+    r"fuck|shit|\bass(es|hole)?\b|bitch|\bsex|porn|rape|nazi|hitler|drug|suck|screw|damn|crap|\bfag", re.IGNORECASE
+)
+QUOTES = {0x2018: "'", 0x2019: "'", 0x201C: '"', 0x201D: '"', 0x2013: "-", 0x2014: "--"}
 
 
 def main() -> None:
@@ -76,15 +79,16 @@ def jargon(path: Path) -> list[str]:
         paragraph = re.sub(r"^(\d+\. )?(\[[^\]]*\] )*", "", plain(block))
         paragraph = re.sub(r" ?(See( also)?|Compare|Oppose|cf\.) [^.]*\{[^.]*\.(?= |$)", "", paragraph)
         paragraph = re.sub(r"[{}]", "", paragraph)
-        prose = re.match(r"[A-Z“]", paragraph) and re.search(r"[.!?”)]$", paragraph) and "  " not in paragraph
-        if prose and len(paragraph) >= SHORTEST and not BLUNT.search(paragraph) and not re.search(r"[<>|\\=]", paragraph):
+        prose = re.match(r'[A-Z"]', paragraph) and re.search(r'[.!?")]$', paragraph)
+        code = re.search(r"[<>|\\=]", paragraph)
+        if prose and not code and len(paragraph) >= SHORTEST and not BLUNT.search(paragraph):
             paragraphs.append(paragraph)
     return list(dict.fromkeys(paragraphs))
 
 
 def plain(block: str) -> str:
     """One line, with typewriter quotes: every tokenizer knows those."""
-    return " ".join(block.translate(str.maketrans("‘’“”—–", "''\"\"--")).split())
+    return " ".join(block.translate(QUOTES).split())
 
 
 def r_strings(folder: Path, name: str) -> list[str]:

@@ -90,14 +90,21 @@ def _use(verdicts: Verdicts) -> str:
     for family in FAMILIES:
         scorers = [(key[2], found) for key, found in verdicts.items() if key[:2] == (family.name, "scorer")]
         without = [str(name) for name, found in scorers if found != "yes"]
-        every = "all" if not without else "none" if len(without) == len(scorers) else f"all but {', '.join(without)}"
+        every = (
+            "all"
+            if not without
+            else "none: keep = 1"
+            if len(without) == len(scorers)
+            else f"all but {', '.join(without)}"
+        )
         together = "yes" if verdicts.get((family.name, "together")) == "yes" else "refused [2]"
         native = family.native_signals.replace("_", " ") if family.native_signals else f"no: {family.no_signals}"
-        rows.append((f"**{family.name}**", every, "yes", together, native))
+        read = "yes" if (family.name, "together") in verdicts else "not run"
+        rows.append((f"**{family.name}**", every, read, together, native))
     reasons = sorted({found for key, found in verdicts.items() if key[1] == "together" and found != "yes"})
     return (
         "## How they can be used\n\n"
-        + _table(("family", "scorers", "a batch read row by row", "rows decode together", "gates and states"), rows)
+        + _table(("family", "scorers", "a batch read row by row", "rows decode together", "native signals"), rows)
         + "".join(f"\n[2] {reason}.\n" for reason in reasons)
     )
 
@@ -112,7 +119,7 @@ def _notes(verdicts: Verdicts) -> str:
             and "its sliding windows are kept as they are; only full-attention layers are compacted, and counted",
             NEW_IN_TRANSFORMERS.get(family.name),
             *(
-                found.split(";")[0].replace("this model", "it")
+                found.split(" (it has")[0].replace("this model", "it")
                 for key, found in verdicts.items()
                 if key[:2] == (family.name, "scorer") and "latent" in found
             ),

@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from wakesight.cli.main import run
 from wakesight.engines.hf.engine import load
@@ -22,9 +23,17 @@ FIELDS = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module", params=tiny.FAMILIES)
+EVICTING = [family for family in tiny.FAMILIES if family != "qwen4_exp"]
+
+
+@pytest.fixture(scope="module", params=EVICTING)
 def folder(request, tmp_path_factory):
     return str(tiny.save(request.param, tmp_path_factory.mktemp(request.param)))
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory):
+    return str(tiny.save("llama", tmp_path_factory.mktemp("llama")))
 
 
 @pytest.fixture
@@ -116,9 +125,47 @@ def test_sizes_by_entries_fit_and_counts(folder, document, capsys):
     assert used > limit - 66 * token_bytes  # no more than one alignment unit is left unused
 
 
-def test_the_installed_command_works_as_a_process(folder, document):
+def test_pages_of_the_size_that_was_asked_for(llama, document, capsys):
+    words = ("--model", llama, "--context", document, "--question", "Who?", "--max-new-tokens", "1", "--json")
+    assert ask(*words, "--keep", "0.4", "--unit", "page", "--page-size", "8", "--page-reduce", "sum") == 0
+    printed = json.loads(capsys.readouterr().out)
+
+    policy = Policy(keep=0.4, unit="page", page_size=8, page_reduce="sum")
+    assert Policy.from_json(printed["policy"]) == policy
+    session = load(llama).prefill(TEXT)
+    child = session.compact(policy)
+    assert printed["kept_entries"] == child.stats.kept_entries
+    edges = torch.tensor([session.state.prefix // 8, (len(session.tokens) - 1) // 8])  # these may be cut
+    for heads in child.kept.positions:
+        for head in heads:
+            pages, counts = (head // 8).unique(return_counts=True)
+            assert counts[(pages > edges[0]) & (pages < edges[1])].unique().tolist() == [8]
+
+
+def test_scorers_that_need_a_recording_get_it(llama, document, capsys):
+    words = ("--model", llama, "--context", document, "--question", "Who?", "--max-new-tokens", "1", "--keep", "0.4")
+    for scorer in ("h2o", "expected_attention", "snapkv:window=100"):
+        assert ask(*words, "--scorer", scorer, "--json") == 0
+        assert json.loads(capsys.readouterr().out)["policy"]["scorer"] == scorer
+
+
+@pytest.mark.skipif("qwen4_exp" not in tiny.FAMILIES, reason="this transformers has no qwen4_exp")
+def test_a_model_that_can_only_be_kept_whole(tmp_path, document, capsys):
+    words = ("--model", str(tiny.save("qwen4_exp", tmp_path / "m")), "--context", document, "--question", "Who?",
+             "--max-new-tokens", "3")  # fmt: skip
+    capsys.readouterr()
+    assert ask(*words, "--keep", "0.3") == 2
+    sentence = capsys.readouterr().err
+    assert "cannot be evicted: its sparse indexer" in sentence
+    assert sentence.endswith("use --keep 1\n")
+    assert ask(*words, "--keep", "1", "--json") == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert {count for layer in printed["kept_entries"] for count in layer} == {printed["logical_length"]}
+
+
+def test_the_installed_command_works_as_a_process(llama, document):
     done = subprocess.run(
-        [sys.executable, "-m", "wakesight.cli", "ask", "--model", folder, "--context", document, "--question", "Who?",
+        [sys.executable, "-m", "wakesight.cli", "ask", "--model", llama, "--context", document, "--question", "Who?",
          "--max-new-tokens", "2", "--json"], capture_output=True, text=True, timeout=120,
     )  # fmt: skip
     assert done.returncode == 0

@@ -40,7 +40,7 @@ def failure(capsys, *words: str, code: int = 2) -> str:
 def test_contexts_that_are_no_document(folder, tmp_path, capsys):
     for name, content, expected in (
         ("empty.txt", b"", "the context is empty"),
-        ("one.txt", b"x", "the context has one token"),
+        ("one.txt", b"x", "keep=0.3 keeps 0 of 1 entries"),
         ("binary.bin", b"\x7fELF\0\0", "binary"),
         ("latin.txt", "caf\xe9 noir".encode("latin-1"), "not UTF-8"),
     ):
@@ -89,14 +89,19 @@ def test_a_fraction_that_keeps_nothing(folder, document, capsys):
         (("--scorer", "keydif"), "did you mean 'keydiff'"),
         (("--scorer", "snapkv:windw=3"), "did you mean 'window'"),
         (("--scorer", "snapkv:window=x"), "takes a value of type int"),
-        (("--scorer", "snapkv:window=100"), "query_window=100"),
         (("--allocation", "piramid"), "did you mean 'pyramid'"),
         (("--allocation", "10,20"), "3 attention layers"),
         (("--allocation", "10,20,9999"), "asks for 9999 entries"),
         (("--allocation", "1,2,3", "--keep", "0.5"), "leave out keep"),
         (("--evicted", "demote"), "not built yet"),
         (("--pages", "4"), "not built yet"),
-        (("--unit", "page"), "not built yet"),
+        (("--unit", "line"), "use unit='entry' or unit='page'"),
+        (("--page-size", "8"), "--page-size belongs to --unit page"),
+        (("--page-reduce", "sum"), "--page-reduce belongs to --unit page"),
+        (("--unit", "page", "--page-size", "0"), "1 to 4096"),
+        (("--unit", "page", "--page-reduce", "median"), "use 'max' or 'mean' or 'sum'"),
+        (("--evicted", "forget"), "is unknown"),
+        (("--rerank", "4"), "--rerank belongs to --evicted demote"),
         (("--chunk", "100"), "multiple of 64"),
         (("--max-new-tokens", "0"), "at least 1"),
         (("--device", "warp"), "is unknown"),
@@ -109,6 +114,14 @@ def test_a_fraction_that_keeps_nothing(folder, document, capsys):
 )
 def test_wrong_choices_are_named(folder, document, capsys, words, expected):
     assert expected in failure(capsys, "--model", folder, "--context", document, "--question", "x", *words)
+
+
+@pytest.mark.parametrize("missing", ["--model", "--context"])
+def test_a_missing_model_or_document(folder, document, capsys, missing):
+    words = {"--model": folder, "--context": document}
+    del words[missing]
+    sentence = failure(capsys, *[word for pair in words.items() for word in pair], "--question", "x")
+    assert f"{missing} is missing; give a model and a document, or a saved session" in sentence
 
 
 def test_no_question_at_all(folder, document, capsys):
@@ -146,7 +159,7 @@ def test_lack_of_memory_is_exit_1_and_leaves_nothing(folder, document, capsys, m
     real = torch.empty
 
     def small(*shape, **keywords):
-        if keywords.get("dtype") == torch.float32 and shape and isinstance(shape[0], tuple) and len(shape[0]) == 4:
+        if keywords.get("dtype") == torch.float32 and shape and isinstance(shape[0], tuple) and len(shape[0]) == 2:
             raise RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory")
         return real(*shape, **keywords)
 

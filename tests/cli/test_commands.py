@@ -43,6 +43,27 @@ def test_methods_lists_what_the_tables_hold(capsys):
     assert all(row["about"] for rows in listed.values() for row in rows)
 
 
+def test_methods_stand_in_one_column(capsys):
+    run(["methods"])
+    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  ")]
+    starts = {len(line) - len(line[2:].partition(" ")[2].lstrip()) for line in rows if line[2] != " "}
+    assert starts == {2 + len("expected_attention") + 1}
+
+
+def test_models_says_what_is_refused_and_what_transformers_lacks(capsys, monkeypatch):
+    monkeypatch.setattr("wakesight.models.families.missing_model_types", lambda: frozenset({"kimi_linear"}))
+    run(["models"])
+    shown = capsys.readouterr().out
+    assert shown.count("--keep 1 only: its sparse indexer") == 1
+    assert shown.count("the installed transformers does not know kimi_linear") == 1
+    run(["models", "--json"])
+    families = {row["name"]: row for row in json.loads(capsys.readouterr().out)["families"]}
+    assert families["llama"]["only_whole"] is None
+    assert "sparse indexer" in families["qwen4_exp"]["only_whole"]
+    assert families["kimi_linear"]["missing_model_types"] == ["kimi_linear"]
+    assert families["llama"]["missing_model_types"] == []
+
+
 def test_doctor_names_a_transformers_out_of_range(capsys, monkeypatch):
     from wakesight.engines.hf import compat
 

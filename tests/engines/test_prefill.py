@@ -411,3 +411,21 @@ def test_cuda_gives_the_same_answers():
         expected = cpu.prefill(context).compact(policy).logits(question)
         found = gpu.prefill(context).compact(policy).logits(question).cpu()
         assert (found - expected).abs().max() < 1e-3 * expected.abs().max()
+
+
+def test_a_thinking_model_is_given_its_answer_tokens_after_the_closing_tag(monkeypatch):
+    """Scripted: the model thinks 5 tokens, closes with two ids, then answers."""
+    from wakesight.engines.base import Thinking
+    from wakesight.engines.hf.engine import Answering
+
+    def finish(made: list[int], **changes) -> tuple[str | None, int]:
+        answer = Answering(frozenset({99}), 3, changes.get("room", 100), None, Thinking((7, 8), changes.get("tokens", 10)))
+        for token in made:
+            if answer.finish is None:
+                answer.take(token, 1.0)
+        return answer.finish, len(answer.made)
+
+    assert finish([1, 2, 7, 3, 4, 7, 8, 5, 5, 5, 5]) == ("length", 10)  # 7 to think and close, 3 to answer
+    assert finish([1, 7, 8, 99]) == ("eos", 3)
+    assert finish([1] * 20) == ("thinking", 10)
+    assert finish([1] * 20, room=6) == ("limit", 6)

@@ -40,12 +40,13 @@ if TYPE_CHECKING:
 @click.option("--limit", type=int, default=None, help="Stop after so many contexts.")
 @click.option("--shard", default=None, help="i/n: run every n-th context from the i-th on (0-based); join by merge.")
 @click.option("--rows", type=int, default=16, show_default=True, help="Most arms decoded in one batch.")
+@click.option("--thinking", type=int, default=None, help="Tokens a thinking model may think; they are no answer.")
 @click.option("--chunk", type=int, default=512, show_default=True, help="Prefill tokens per step.")
 @model_options
 @shared_options
 def command(
     suite: str, model: str, engine: str, out: str, resume: bool, limit: int | None, shard: str | None, rows: int,
-    chunk: int, device: str | None, dtype: str | None, as_json: bool, **arguments: Any,
+    thinking: int | None, chunk: int, device: str | None, dtype: str | None, as_json: bool, **arguments: Any,
 ) -> None:  # fmt: skip
     """Run SUITE (ruler, scbench, longbench, niah, recall, reasoning, fidelity) under every arm and the whole cache.
 
@@ -58,7 +59,15 @@ def command(
     """
     if engine != "hf":
         raise RequestError(f"--engine {engine} is not built yet; use --engine hf")
-    plan_arguments = {"suite": suite, "model": model, "dtype": dtype, "limit": limit, "shard": shard, **arguments}
+    plan_arguments = {
+        "suite": suite,
+        "model": model,
+        "dtype": dtype,
+        "limit": limit,
+        "shard": shard,
+        "thinking": thinking,
+        **arguments,
+    }
 
     from wakesight.engines.hf.engine import load
     from wakesight.evaluation.arms import make_arms
@@ -87,6 +96,7 @@ def command(
     plan = Plan(
         engine=loaded, arms=tuple(arms), contexts=lambda: module.contexts(options), grade=grade,
         config={"arguments": plan_arguments, **_about()}, rows=rows, shard=part, limit=limit, chunk=chunk,
+        thinking=thinking,
     )  # fmt: skip
     folder = Path(out)
     with _progress() as on_question:

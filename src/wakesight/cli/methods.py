@@ -22,6 +22,7 @@ def command(as_json: bool) -> None:
     if as_json:
         print_json({"scorers": scorers, "allocations": allocations})
         return
+    wide = max(len(row["name"]) for row in scorers + allocations)
     for title, rows in (
         ("Scorers (--scorer)", scorers),
         ("Allocations (--allocation, or counts per layer: 40,30,20)", allocations),
@@ -29,9 +30,9 @@ def command(as_json: bool) -> None:
         click.echo(f"{title}:")
         for row in rows:
             settings = ", ".join(f"{k}={v}" for k, v in row["settings"].items())
-            click.echo(f"  {row['name']:<10} {row['about']}")
+            click.echo(f"  {row['name']:<{wide}} {row['about']}")
             if settings:
-                click.echo(f"  {'':<10} settings: {settings}")
+                click.echo(f"  {'':<{wide}} settings: {settings}")
         click.echo()
 
 

@@ -11,14 +11,24 @@ from wakesight.cli.common import print_json, shared_options
 @shared_options
 def command(as_json: bool) -> None:
     """List the bundled models and the architecture families we support."""
-    from wakesight.models.families import FAMILIES
+    from wakesight.models.families import FAMILIES, missing_model_types
     from wakesight.models.load import BUNDLED
 
     bundled = [
         {"name": b.name, "installed": b.path() is not None, "install": b.install, "about": b.about}
         for b in BUNDLED.values()
     ]
-    families = [{"name": f.name, "model_types": list(f.model_types), "about": f.about} for f in FAMILIES]
+    missing = missing_model_types()
+    families = [
+        {
+            "name": f.name,
+            "model_types": list(f.model_types),
+            "missing_model_types": sorted(missing & set(f.model_types)),
+            "about": f.about,
+            "only_whole": f.only_whole,
+        }
+        for f in FAMILIES
+    ]
     if as_json:
         print_json({"bundled": bundled, "families": families})
         return
@@ -27,5 +37,10 @@ def command(as_json: bool) -> None:
         state = "installed" if row["installed"] else f"not installed, type: {row['install']}"
         click.echo(f"  {row['name']:<12} {row['about']} [{state}]")
     click.echo("\nFamilies (any model folder, .gguf file or hub id of these types):")
-    for family in families:
-        click.echo(f"  {family['name']:<12} {family['about']}")
+    wide = max(len(f.name) for f in FAMILIES)
+    for family in FAMILIES:
+        click.echo(f"  {family.name:<{wide}} {family.about}")
+        if family.only_whole:
+            click.echo(f"  {'':<{wide}} --keep 1 only: {family.only_whole}")
+        if lacking := sorted(missing & set(family.model_types)):
+            click.echo(f"  {'':<{wide}} the installed transformers does not know {', '.join(lacking)}")

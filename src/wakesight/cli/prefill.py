@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from wakesight.cli.ask import kept_summary
 from wakesight.cli.common import model_options, peak_memory_bytes, print_json, shared_options, show_bytes
 from wakesight.cli.policy import make_policy, policy_options
 from wakesight.cli.sessions import Reading, read_document, reading_options
+from wakesight.errors import RequestError
 
 
 @click.command("prefill", short_help="Read a document once and save the session.")
@@ -34,6 +36,7 @@ def command(
     wakesight ask --session report.ws --question "Who signed it?"
     """
     policy = make_policy(default_keep=None, **choices)
+    _check_target(Path(save))
     reading = Reading(model, context, instruction, no_chat, chunk, device, dtype)
     with read_document(reading, policy, record) as session:
         session.save(save)
@@ -46,3 +49,14 @@ def command(
             print_json({"saved": save, "file_bytes": size, **stats, **about})
         else:
             click.echo(f"{save}: {show_bytes(size)}; {kept_summary(session)}", err=True)
+
+
+def _check_target(path: Path) -> None:
+    """Refuse what cannot be written before minutes are spent on reading; saving itself checks the rest."""
+    folder = path.absolute().parent
+    if path.is_dir():
+        raise RequestError(f"--save {path} is a folder; give a file name, for example {path / 'session.ws'}")
+    if not folder.is_dir():
+        raise RequestError(f"--save {path}: there is no folder {folder}; make it first, or save elsewhere")
+    if not os.access(folder, os.W_OK):
+        raise RequestError(f"--save {path}: writing in {folder} is not allowed; save elsewhere")

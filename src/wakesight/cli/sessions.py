@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -76,8 +77,18 @@ def open_session(file: str, reading: Reading, policy: Policy | None) -> Session:
     from wakesight.engines.session import Session
 
     name, saved_dtype = about(file)
-    engine = load(reading.model or name, device=reading.device, dtype=reading.dtype or saved_dtype)
-    return _compacted(Session.load(file, engine), policy)
+    try:
+        engine = load(reading.model or name, device=reading.device, dtype=reading.dtype or saved_dtype)
+    except RequestError as error:
+        if reading.model is not None:
+            raise
+        raise RequestError(f"{file} was made with the model {name}; {error}; give its place with --model") from error
+    with warnings.catch_warnings(record=True) as notes:
+        warnings.simplefilter("always", UserWarning)
+        whole = Session.load(file, engine)
+    for note in notes:
+        click.echo(f"wakesight: {note.message}", err=True)
+    return _compacted(whole, policy)
 
 
 def _compacted(whole: Session, policy: Policy | None) -> Session:

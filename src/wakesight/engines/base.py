@@ -14,6 +14,16 @@ from wakesight.cache.state import SessionState
 from wakesight.core import ModelGeometry
 from wakesight.engines.recording import Recording
 
+
+@dataclass(frozen=True)
+class Thinking:
+    """A model that thinks before it answers. close: ids of its closing tag. tokens: the most it may think; they and
+    the tag do not count as answer."""
+
+    close: tuple[int, ...]
+    tokens: int
+
+
 StateShape = tuple[tuple[int | None, ...], torch.dtype, torch.device]  # None: follows the context
 
 
@@ -48,11 +58,12 @@ class Engine(Protocol):
 
     def generate(
         self, states: Sequence[SessionState], questions: Sequence[Sequence[int]], max_new_tokens: int,
-        on_token: Callable[[int], None] | None = None,
+        on_token: Callable[[int], None] | None = None, thinking: Thinking | None = None,
     ) -> list[Generation]:  # fmt: skip
         """Greedy continuation of every state after its question; rows decode together, weights are read once.
 
-        on_token: called with each new id of a single row.
+        on_token: called with each new id of a single row. With `thinking`, max_new_tokens counts what follows the
+        closing tag, and a row that never closes it finishes as "thinking".
         """
         ...
 

@@ -41,14 +41,15 @@ def wanted_signals(names: Iterable[str]) -> tuple[str, ...]:
     for name in names:
         if name in ALWAYS + ON_REQUEST:
             wanted.add(name)
-        elif name.partition(":")[0] in SCORERS:
+            continue
+        try:
             wanted.update(scorer(name).reads)
-        else:
+        except RequestError:
             known = ON_REQUEST + tuple(SCORERS)
             raise RequestError(
                 f"record names {name!r}, which is no signal and no scorer{did_you_mean(name, known)}; "
                 f"signals: {', '.join(ON_REQUEST)}"
-            )
+            ) from None
     return tuple(name for name in ON_REQUEST if name in wanted)
 
 

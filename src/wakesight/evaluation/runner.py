@@ -50,6 +50,7 @@ class Plan:
     shard: tuple[int, int] = (0, 1)
     limit: int | None = None
     chunk: int = 512
+    thinking: int | None = None
 
 
 @dataclass
@@ -261,14 +262,16 @@ def _asked(plan: Plan, sessions: Sequence[Session], question: Question, progress
     engine = plan.engine
     ids = _question_ids(sessions[0], question)
     start = time.perf_counter()
-    made = engine.generate([s.state for s in sessions], [ids] * len(sessions), question.max_new_tokens)
+    thinking = None if plan.thinking is None else engine.thinking(plan.thinking)
+    states = [session.state for session in sessions]
+    made = engine.generate(states, [ids] * len(sessions), question.max_new_tokens, None, thinking)
     decoded = made[0].decode_s if made else 0.0
     progress.seconds["decode"] += decoded
     progress.seconds["question"] += time.perf_counter() - start - decoded
     start = time.perf_counter()
     answered: list[Answered] = []
     for row in made:
-        text = engine.decode(row.tokens)
+        text = engine.decode(row.tokens if thinking is None else _after(row.tokens, thinking.close))
         try:
             rules = ("official", "strict")
             references = list(question.references)
@@ -281,6 +284,14 @@ def _asked(plan: Plan, sessions: Sequence[Session], question: Question, progress
             answered.append((row, {}, f"the grader of {question.grader} failed: {error}"))
     progress.seconds["grade"] += time.perf_counter() - start
     return answered
+
+
+def _after(tokens: Sequence[int], close: tuple[int, ...]) -> Sequence[int]:
+    """What follows the last closing tag; nothing if the model never stopped thinking."""
+    for end in range(len(tokens), len(close) - 1, -1):
+        if tuple(tokens[end - len(close) : end]) == close:
+            return tokens[end:]
+    return ()
 
 
 def _followed(

@@ -186,12 +186,11 @@ def test_beam_search_of_a_whole_session_is_transformers_own(engine):
 def test_a_row_never_continues_as_another_context(engine, sessions):
     cache = cache_of(engine, sessions[:2])
     before = contents(cache)
-    with pytest.raises(RequestError, match="cannot continue as a row of another context"):
+    with pytest.raises(RequestError, match="cannot continue as a row of another session"):
         cache.reorder_cache(torch.tensor([1, 0]))
     assert contents(cache) == before
 
 
-@pytest.mark.xfail(reason="rows of one context are told apart by their tokens only", strict=True)
 def test_a_row_never_continues_as_a_row_that_kept_other_entries(engine):
     """Rows share what lies before the question only if one was forked from the other."""
     whole = engine.prefill(tiny.tokens(60))

@@ -203,12 +203,13 @@ def test_pads_are_not_counted_as_context(llama):
 
 
 def loop(model, ids, steps: int) -> list[int]:
-    """Greedy, as people write it."""
+    """Greedy, as people write it. With positions: without them some plain models (bamba) restart at 0."""
     output = model(torch.tensor([ids]), use_cache=True)
     made = [int(output.logits[0, -1].argmax())]
     while len(made) < steps:
         name = compat.cache_keyword(model)
-        output = model(torch.tensor([made[-1:]]), use_cache=True, **{name: output[name]})
+        at = torch.tensor([[len(ids) + len(made) - 1]])
+        output = model(torch.tensor([made[-1:]]), position_ids=at, use_cache=True, **{name: output[name]})
         made.append(int(output.logits[0, -1].argmax()))
     return made
 

@@ -152,7 +152,6 @@ def test_a_window_layer_is_masked_full_attention_whatever_the_chunks(window, chu
         assert layer.seen == [start]
 
 
-@pytest.mark.xfail(reason="slice(-window + 1, None) takes everything for a window of one", strict=True)
 def test_a_window_of_one_keeps_nothing():
     layer = WindowLayer(1, [None], [0])
     layer.update(noise(1, 2, 9, DIM), noise(1, 2, 9, VALUE_DIM))

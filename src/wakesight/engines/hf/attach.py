@@ -9,6 +9,7 @@ the question short. With any other cache each of them steps aside. On CPU the li
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -70,9 +71,7 @@ def _forward(stock: Any) -> Any:
         cache = session_cache(kwargs)
         if cache is None:
             return stock(*args, **kwargs)
-        if args:
-            kwargs["input_ids"], args = args[0], args[1:]
-        return _continued(functools.partial(stock, *args), cache, kwargs)
+        return _continued(stock, cache, {**inspect.signature(stock).bind_partial(*args).arguments, **kwargs})
 
     return forward
 
@@ -89,7 +88,8 @@ def _continued(run: Any, cache: SessionCache, kwargs: dict[str, Any]) -> Any:
         return with_logits(steps[-1], torch.cat([step.logits for step in steps], dim=1), cache)
     if not any(pads):
         positions = _positions(cache, inputs.shape[1], inputs.device)
-        return run(**{**kwargs, "position_ids": positions, "attention_mask": None})
+        with cache.forward_pass():
+            return run(**{**kwargs, "position_ids": positions, "attention_mask": None})
     # A pad would become an entry, and would change recurrent states: padded rows run one by one without them.
     outputs, rows = [], [cache.row(index) for index in range(cache.rows)]
     for index, row in enumerate(rows):
@@ -113,10 +113,16 @@ def _fork(cache: SessionCache, rows: int) -> None:
 def left_pads(attention_mask: Tensor | None, width: int) -> list[int]:
     """Pads at the start of each row, from the mask's last `width` columns; 0s without a mask.
 
-    Raises RequestError for a mask that hides anything else than the start of a row.
+    Earlier columns belong to what a cache holds, which masks itself. Raises RequestError for a mask that hides
+    anything else than the start of a row, or that has another form.
     """
-    if attention_mask is None or attention_mask.ndim != 2:
+    if attention_mask is None:
         return [0]
+    if attention_mask.ndim != 2 or attention_mask.shape[1] < width:
+        raise RequestError(
+            f"an attention mask of shape {list(attention_mask.shape)} does not fit {width} tokens; "
+            "give one row of 0 and 1 per sequence, as a tokenizer makes it, or none"
+        )
     seen = attention_mask[:, -width:].bool()
     pads: list[int] = (~seen).sum(dim=1).tolist()
     if any(bool((~row[count:]).any()) or count == len(row) for row, count in zip(seen, pads, strict=True)):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -10,7 +11,7 @@ from transformers.cache_utils import Cache
 
 from wakesight.cache.state import SessionState
 from wakesight.engines.hf import compat
-from wakesight.engines.hf.layers import IndexedLayer, OwnLayer, SlotLayer, build, join, row_of, states_of
+from wakesight.engines.hf.layers import IndexedLayer, OwnLayer, SlotLayer, build, join, row_of, states_of, take_pending
 from wakesight.errors import RequestError
 
 
@@ -107,8 +108,8 @@ class SessionCache(Cache):
         self._states = [self._states[index] for index in rows]
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        if any(self.tokens[to] != self.tokens[source] for to, source in enumerate(beam_idx.tolist())):
-            raise RequestError("a row of this cache cannot continue as a row of another context; take one cache each")
+        if any(self._states[to] is not self._states[source] for to, source in enumerate(beam_idx.tolist())):
+            raise RequestError("a row of this cache cannot continue as a row of another session; take one cache each")
         super().reorder_cache(beam_idx)
 
     def reset(self) -> None:
@@ -119,6 +120,15 @@ class SessionCache(Cache):
             "a session's cache cannot be cropped: recurrent states do not roll back; "
             "take a new one with session.cache()"
         )
+
+    @contextlib.contextmanager
+    def forward_pass(self) -> Iterator[None]:
+        """Around one pass of the model: a layer that did not attend must not wait for the next pass's queries."""
+        try:
+            yield
+            self.check_attended()
+        finally:
+            take_pending()
 
     def check_attended(self) -> None:
         """Every layer's new slots must have passed through our attention function.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import weakref
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -95,8 +96,7 @@ def _forward(
         wanted = getattr(engine.model.config, "use_cache", True) if wanted is None else wanted
         if session_cache(kwargs) is not None or not wanted:
             return stock(*args, **kwargs)
-        if args:
-            kwargs["input_ids"] = args[0]
+        kwargs = {**inspect.signature(stock).bind_partial(*args).arguments, **kwargs}
         check_cache(kwargs, replaced)
         check_wishes(kwargs)
         if kwargs.get("input_ids") is None:

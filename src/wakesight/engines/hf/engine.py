@@ -14,7 +14,7 @@ from wakesight.cache.pool import Pool
 from wakesight.cache.slots import Slots
 from wakesight.cache.state import SessionState
 from wakesight.core import LayerIndex, ModelGeometry
-from wakesight.engines.base import Generation, StateShape
+from wakesight.engines.base import Generation, StateShape, Thinking
 from wakesight.engines.batch import SessionBatch
 from wakesight.engines.hf import compat
 from wakesight.engines.hf.attach import attach, forward_keywords, left_pads
@@ -23,7 +23,7 @@ from wakesight.engines.hf.latent import stored
 from wakesight.engines.recording import WINDOW, Recording, wanted_signals
 from wakesight.engines.session import Session
 from wakesight.errors import RequestError, WorkError
-from wakesight.models.chat import Frame, chat_frame, encode_plain, plain_frame
+from wakesight.models.chat import Frame, chat_frame, encode_plain, encode_template, plain_frame
 from wakesight.models.fingerprint import fingerprint
 from wakesight.models.load import LoadedModel, load_model
 
@@ -179,14 +179,12 @@ class HFEngine:
         if self._detach is None:
             raise RequestError("this engine is closed; load the model again")
         positions = torch.arange(position, position + ids.shape[1], device=ids.device)[None]
-        with compat.no_grad():
-            output = module(input_ids=ids, position_ids=positions, **forward_keywords(module, cache), **keywords)
-        cache.check_attended()
-        return output
+        with compat.no_grad(), cache.forward_pass():
+            return module(input_ids=ids, position_ids=positions, **forward_keywords(module, cache), **keywords)
 
     def generate(
         self, states: Sequence[SessionState], questions: Sequence[Sequence[int]], max_new_tokens: int,
-        on_token: Callable[[int], None] | None = None,
+        on_token: Callable[[int], None] | None = None, thinking: Thinking | None = None,
     ) -> list[Generation]:  # fmt: skip
         """Greedy answers, one row per state; every state is left bit for bit as it was.
 
@@ -202,7 +200,7 @@ class HFEngine:
             self._check_question(state, tokens)
         held = [state.physical_lengths for state in states]
         try:
-            return self._generate(states, questions, max_new_tokens, on_token)
+            return self._generate(states, questions, max_new_tokens, on_token, thinking)
         except BaseException as error:
             raise _explained(error, "answering") from error
         finally:
@@ -211,7 +209,7 @@ class HFEngine:
 
     def _generate(
         self, states: Sequence[SessionState], questions: Sequence[Sequence[int]], wanted: int,
-        on_token: Callable[[int], None] | None,
+        on_token: Callable[[int], None] | None, thinking: Thinking | None,
     ) -> list[Generation]:  # fmt: skip
         caches, answers = [], []
         for state, tokens in zip(states, questions, strict=True):
@@ -220,7 +218,7 @@ class HFEngine:
             ids = torch.tensor([list(tokens)], device=self.device)
             logits = self.forward(self.model, ids, cache, state.logical_length, logits_to_keep=1).logits
             room = self._limit(state.logical_length) - state.logical_length - len(tokens) + 1
-            answers.append(Answering(self._ends, wanted, room, on_token))
+            answers.append(Answering(self._ends, wanted, room, on_token, thinking))
             answers[-1].take(*_chosen(logits)[0])
             answers[-1].question_s = time.perf_counter() - start
             caches.append(cache)
@@ -238,10 +236,9 @@ class HFEngine:
         while active:
             ids = torch.tensor([[answers[index].made[-1]] for index in active], device=self.device)
             positions = torch.tensor(cache.logical_lengths, device=self.device)[:, None]
-            with compat.no_grad():
+            with compat.no_grad(), cache.forward_pass():
                 keywords = forward_keywords(self.model, cache)
                 logits = self.model(input_ids=ids, position_ids=positions, logits_to_keep=1, **keywords).logits
-            cache.check_attended()
             for index, (token, lead) in zip(active, _chosen(logits), strict=True):
                 answers[index].steps += 1
                 answers[index].take(token, lead)
@@ -322,6 +319,13 @@ class HFEngine:
                 f"context and question have {first} tokens, but {self.name} reads at most {limit}; shorten the question"
             )
 
+    def thinking(self, tokens: int) -> Thinking:
+        """How this model's thinking ends. Raises RequestError for a model whose chat template knows no thinking."""
+        tokenizer = self._need_tokenizer()
+        if "</think>" not in (getattr(tokenizer, "chat_template", None) or ""):
+            raise RequestError(f"{self.name} is no thinking model: its chat template has no </think>; leave that out")
+        return Thinking(tuple(encode_template(tokenizer, "</think>")), tokens)
+
     def encode(self, text: str) -> list[int]:
         return encode_plain(self._need_tokenizer(), text)
 
@@ -353,15 +357,19 @@ class HFEngine:
 class Answering:
     """One row's answer in the making. finish: None while it goes on."""
 
-    def __init__(self, ends: frozenset[int], wanted: int, room: int, on_token: Callable[[int], None] | None) -> None:
+    def __init__(
+        self, ends: frozenset[int], wanted: int, room: int, on_token: Callable[[int], None] | None,
+        thinking: Thinking | None = None,
+    ) -> None:  # fmt: skip
         self.made: list[int] = []
         self.finish: str | None = None
         self.question_s = 0.0
         self.steps = 0
         self.margin = float("inf")
-        self._ends, self._limit = ends, min(wanted, room)
-        self._at_limit = "length" if wanted <= room else "limit"
+        self._ends, self._wanted, self._room = ends, wanted, room
         self._on_token = on_token
+        self._thinking = thinking  # None once the closing tag was written
+        self._thought = 0
 
     def take(self, token: int, lead: float) -> None:
         """The model chose `token`, whose logit leads the next best by `lead`."""
@@ -372,8 +380,14 @@ class Answering:
         self.made.append(token)
         if self._on_token is not None:
             self._on_token(token)
-        if len(self.made) == self._limit:
-            self.finish = self._at_limit
+        if self._thinking is not None and tuple(self.made[-len(self._thinking.close) :]) == self._thinking.close:
+            self._thought, self._thinking = len(self.made), None
+        elif self._thinking is not None and len(self.made) == self._thinking.tokens:
+            self.finish = "thinking"
+        elif self._thinking is None and len(self.made) - self._thought == self._wanted:
+            self.finish = "length"
+        if self.finish is None and len(self.made) == self._room:
+            self.finish = "limit"
 
 
 def _chosen(logits: Tensor) -> list[tuple[int, float]]:

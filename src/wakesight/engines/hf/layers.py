@@ -176,8 +176,7 @@ class WindowLayer(OwnLayer):
             (key, value) if old is None else (torch.cat([old[0], key], dim=1), torch.cat([old[1], value], dim=1))
             for old, key, value in zip(self.rows, key_states, value_states, strict=True)
         ]
-        last = slice(-self.window + 1, None)
-        self.rows = [(key[:, last].clone(), value[:, last].clone()) for key, value in self._whole]
+        self.rows = [(self._last(key), self._last(value)) for key, value in self._whole]
         self._store(key_states.shape[2])
         return key_states, value_states
 
@@ -186,6 +185,9 @@ class WindowLayer(OwnLayer):
     ) -> Tensor:
         keys, values = self._whole[row]
         return kernel(query, keys[None], values[None], scaling, self.window)
+
+    def _last(self, whole: Tensor) -> Tensor:
+        return whole[:, max(0, whole.shape[1] - self.window + 1) :].clone()
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Row i continues as row beam_idx[i]."""

@@ -103,7 +103,9 @@ def find(folder: Path, name: str, what: str) -> Path:
                 f"{packed[0]} is a parquet file, which is not read here; convert it once with "
                 f"pandas.read_parquet(...).to_json({name + '.jsonl'!r}, orient='records', lines=True)"
             )
-    raise RequestError(f"{folder} has no {name}.jsonl; put the file of {what} there, or name another folder with --data")
+    raise RequestError(
+        f"{folder} has no {name}.jsonl; put the file of {what} there, or name another folder with --data"
+    )
 
 
 def missing(folder: Path, names: Sequence[str]) -> list[str]:

@@ -1,4 +1,7 @@
-"""Texts that fit: the largest that does, and the middle cut out of one that does not."""
+"""Contexts with several questions that fit the length, and the middle cut out of those that do not.
+
+sizing.py does the same for contexts with one question; the search is its.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,7 @@ from typing import Any
 
 from wakesight.errors import RequestError
 from wakesight.evaluation.items import Context, Question, SuiteOptions
-
-BLANK_LINES = 4  # tokens of the blank lines between instruction, context and question
+from wakesight.evaluation.suites import sizing
 
 
 @dataclass(frozen=True)
@@ -23,11 +25,17 @@ class Draft:
     chat: bool = True
     meta: dict[str, Any] = field(default_factory=dict)
 
-    def context(self, task: str, item: str, source: str) -> Context:
-        """The finished context; `item` tells it from the others of its task."""
-        name = f"{task}/{item}"
-        questions = tuple(replace(one, id=f"{name}/q{place}") for place, one in enumerate(self.questions))
-        return Context(name, task, self.text, questions, self.instruction, source, self.chat, self.meta)
+    def tokens(self, options: SuiteOptions) -> int:
+        """Tokens of instruction, context, the longest question and its answer, and what `reserve` keeps back."""
+        return options.count(self.text) + beside(self.questions, self.instruction, options)
+
+    def context(self, task: str, index: int, source: str, options: SuiteOptions) -> Context:
+        """The finished context. meta gains the limit it was made for and the tokens it takes without an answer."""
+        name = f"{task}-{options.length}-s{options.seed}-{index}"
+        questions = tuple(replace(one, id=f"{name}-q{place}") for place, one in enumerate(self.questions))
+        prompt = options.count(self.text) + (options.count(self.instruction + "\n\n") if self.instruction else 0)
+        meta = {"length": options.length, "tokens": prompt, **self.meta}
+        return Context(name, task, self.text, questions, self.instruction, source, self.chat, meta)
 
 
 def item_random(options: SuiteOptions, task: str, index: int) -> random.Random:
@@ -39,9 +47,13 @@ def item_random(options: SuiteOptions, task: str, index: int) -> random.Random:
 
 
 def beside(questions: Sequence[Question], instruction: str | None, options: SuiteOptions) -> int:
-    """Tokens that instruction, longest question and its answer take."""
-    asked = max(options.count(one.text + one.answer_prefix) + one.max_new_tokens for one in questions)
-    return asked + (options.count(instruction) if instruction else 0) + BLANK_LINES
+    """Tokens that everything but the context takes, counted in the pieces in which a session takes them."""
+    count = options.count
+    asked = max(
+        count("\n\n" + one.text) + (count(one.answer_prefix) if one.answer_prefix else 0) + one.max_new_tokens
+        for one in questions
+    )
+    return asked + (count(instruction + "\n\n") if instruction else 0) + int(options.extra.get("reserve", 0))
 
 
 def room(questions: Sequence[Question], instruction: str | None, options: SuiteOptions, task: str) -> int:
@@ -55,47 +67,25 @@ def room(questions: Sequence[Question], instruction: str | None, options: SuiteO
     return options.length - taken
 
 
-def grow(build: Callable[[int], Draft], low: int, high: int, options: SuiteOptions, task: str) -> Draft:
+def grow(
+    build: Callable[[int], Draft], options: SuiteOptions, task: str, *, low: int, guess: int, high: int = 1 << 40
+) -> Draft:
     """`build(n)` for the largest n in low..high that keeps within the length.
 
     Raises RequestError if even `build(low)` is too long.
     """
-
-    def fits(n: int) -> bool:
-        draft = build(n)
-        return options.count(draft.text) + beside(draft.questions, draft.instruction, options) <= options.length
-
-    n = largest(fits, low, high)
+    n = sizing.largest(lambda size: build(size).tokens(options), options.length, low, guess, high)
     if n is None:
-        raise too_small(options, task)
+        raise too_small(options, task, build(low).tokens(options))
     return build(n)
 
 
-def too_small(options: SuiteOptions, task: str, needed: int | None = None) -> RequestError:
+def too_small(options: SuiteOptions, task: str, needed: int) -> RequestError:
     """The complaint that the length leaves no room for this task."""
     return RequestError(
-        f"a length of {options.length} tokens is too small for {task}"
-        + (f", which needs at least {needed}" if needed else "")
-        + "; raise the length, or leave this task out"
+        f"length={options.length} is too short for {task}, which needs at least {needed} tokens; "
+        "raise the length, or leave this task out"
     )
-
-
-def largest(fits: Callable[[int], bool], low: int, high: int) -> int | None:
-    """The largest n in low..high for which `fits` holds, None if it fails for `low`. More n, less fit.
-
-    Doubles its step first: a try at `high` may be a thousand times as long as the limit.
-    """
-    if high < low or not fits(low):
-        return None
-    step = 1
-    while low < high and fits(min(low + step, high)):
-        low, step = min(low + step, high), step * 2
-    high = min(high, low + step)
-    # fits(low) holds, and the answer lies in low..high
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle - 1)
-    return low
 
 
 def cut_middle(text: str, limit: int, count: Callable[[str], int]) -> tuple[str, dict[str, Any]]:
@@ -107,10 +97,12 @@ def cut_middle(text: str, limit: int, count: Callable[[str], int]) -> tuple[str,
     """
     if count(text) <= limit:
         return text, {}
-    head = largest(lambda n: count(text[:n]) <= limit // 2, 0, len(text)) or 0
-    tail = largest(lambda n: count(text[len(text) - n :]) <= limit - limit // 2, 0, len(text) - head) or 0
+    guess = 2 * limit
+    head = sizing.largest(lambda n: count(text[:n]), limit // 2, 0, guess, len(text)) or 0
+    end = len(text)
+    tail = sizing.largest(lambda n: count(text[end - n :]), limit - limit // 2, 0, guess, end - head) or 0
     # the seam may cost a token or two more than its two sides
-    while tail and count(text[:head] + text[len(text) - tail :]) > limit:
+    while tail and count(text[:head] + text[end - tail :]) > limit:
         tail -= min(tail, 4)
-    kept = text[:head] + text[len(text) - tail :]
-    return kept, {"cut": "middle, by characters", "characters": len(text), "characters_kept": len(kept)}
+    kept = text[:head] + text[end - tail :]
+    return kept, {"cut": "middle, by characters", "characters": end, "characters_kept": len(kept)}

@@ -11,10 +11,10 @@ from __future__ import annotations
 import json
 import random
 import string
-import uuid
 from itertools import pairwise
 
 from wakesight.evaluation.items import Question, SuiteOptions
+from wakesight.evaluation.suites import words
 from wakesight.evaluation.suites.fitting import Draft, grow, item_random
 from wakesight.evaluation.suites.scbench_turns import in_turns
 
@@ -41,17 +41,18 @@ def kv(options: SuiteOptions, index: int) -> Draft:
         meta = {"pairs": n, "asked": asked}
         return Draft(text, in_turns(questions, answers, options), FIND_VALUE, meta=meta)
 
-    return grow(build, 2, PAIRS, options, "kv")
+    return grow(build, options, "kv", low=2, guess=options.length // 50, high=PAIRS)
 
 
 def uuid_pairs(rng: random.Random, n: int) -> list[tuple[str, str]]:
     """n keys and values, uuid4 by form."""
-    return [(_uuid(rng), _uuid(rng)) for _ in range(n)]
+    return [(words.uuid4(rng), words.uuid4(rng)) for _ in range(n)]
 
 
 def kv_question(key: str, value: str, max_new_tokens: int) -> Question:
     """The question for one pair; graded by the value standing in the reply."""
-    return Question("", f'Key: "{key}"\nThe value of this key is:', (value,), "scbench_kv", max_new_tokens)
+    ask = f'Key: "{key}"\nThe value of this key is:'
+    return Question("", ask, (value,), "scbench_kv", max_new_tokens, extra={"key": key})
 
 
 def prefix_suffix(options: SuiteOptions, index: int) -> Draft:
@@ -62,34 +63,34 @@ def prefix_suffix(options: SuiteOptions, index: int) -> Draft:
     """
     rng = item_random(options, "prefix_suffix", index)
     edge = 8
-    words: list[str] = []
+    entries: list[str] = []
     taken: set[str] = set()
-    while len(words) < STRINGS:
+    while len(entries) < STRINGS:
         word = "".join(rng.choices(string.ascii_letters, k=rng.randint(65, 122)))
         edges = {"starts " + word[:edge], "ends " + word[-edge:]}
         if not edges & taken:
             taken |= edges
-            words.append(word)
+            entries.append(word)
 
     def build(n: int) -> Draft:
         asked = item_random(options, "prefix_suffix questions", index).sample(range(n), min(TURNS, n))
         questions = [
             Question(
                 "",
-                f'Which string of the dictionary starts with "{words[place][:edge]}" and ends with '
-                f'"{words[place][-edge:]}"? Reply with the whole string.',
-                (words[place],),
+                f'Which string of the dictionary starts with "{entries[place][:edge]}" and ends with '
+                f'"{entries[place][-edge:]}"? Reply with the whole string.',
+                (entries[place],),
                 "scbench_prefix_suffix",
                 new_tokens(150, options),
             )
             for place in asked
         ]
         text = "Below is a dictionary of strings. Later you are asked for one of them by its beginning and its end.\n\n"
-        text += "\n".join(words[:n])
-        answers = [words[place] for place in asked]
+        text += "\n".join(entries[:n])
+        answers = [entries[place] for place in asked]
         return Draft(text, in_turns(questions, answers, options), meta={"strings": n, "asked": asked})
 
-    return grow(build, 2, STRINGS, options, "prefix_suffix")
+    return grow(build, options, "prefix_suffix", low=2, guess=options.length // 50, high=STRINGS)
 
 
 def vt(options: SuiteOptions, index: int) -> Draft:
@@ -102,7 +103,7 @@ def vt(options: SuiteOptions, index: int) -> Draft:
         if name not in names:
             names.append(name)
     values = [str(value) for value in rng.sample(range(10000, 100000), chains)]
-    groups = [names[chain :: chains] for chain in range(chains)]
+    groups = [names[chain::chains] for chain in range(chains)]
     lines = [
         [f"VAR {group[0]} = {value}", *(f"VAR {later} = VAR {earlier}" for earlier, later in pairwise(group))]
         for group, value in zip(groups, values, strict=True)
@@ -127,11 +128,13 @@ def vt(options: SuiteOptions, index: int) -> Draft:
             for places, chain in zip(depths, lines, strict=True)
             for depth, line in zip(places, chain, strict=True)
         ]
-        text = "The text below hides assignments to variables between lines that do not matter. Remember who has what.\n\n"
+        text = (
+            "The text below hides assignments to variables between lines that do not matter. Remember who has what.\n\n"
+        )
         text += "\n".join(woven([NOISE] * n, planted))
         return Draft(text, asked, meta={"noise": n, "chains": chains, "hops": hops})
 
-    return grow(build, 1, 1 << 20, options, "vt")
+    return grow(build, options, "vt", low=1, guess=options.length // 30)
 
 
 def woven(lines: list[str], planted: list[tuple[float, str]]) -> list[str]:
@@ -187,8 +190,4 @@ def mf(options: SuiteOptions, index: int) -> Draft:
             meta={"integers": count, "range": [low, high]},
         )
 
-    return grow(build, 8, (INTEGERS - 1) // 2, options, "mf")
-
-
-def _uuid(rng: random.Random) -> str:
-    return str(uuid.UUID(int=rng.getrandbits(128), version=4))
+    return grow(build, options, "mf", low=8, guess=options.length // 8, high=(INTEGERS - 1) // 2)

@@ -26,7 +26,9 @@ def form(options: SuiteOptions) -> str:
     """The form asked for. Raises RequestError for one that does not exist."""
     turns = str(options.extra.get("turns", "alone"))
     if turns not in TURNS:
-        raise RequestError(f"turns={turns!r} is not a way to ask{did_you_mean(turns, TURNS)}; take {' or '.join(TURNS)}")
+        raise RequestError(
+            f"turns={turns!r} is not a way to ask{did_you_mean(turns, TURNS)}; take {' or '.join(TURNS)}"
+        )
     return turns
 
 

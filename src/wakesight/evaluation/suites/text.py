@@ -30,9 +30,40 @@ MODULES = (
     "typing", "urllib.parse", "urllib.request", "uuid", "weakref", "zipfile",
 )  # fmt: skip
 _ABBREVIATIONS = frozenset(
-    "mr mrs ms dr st prof rev capt col gen lt sir jr sr esq no vol vs etc e.g i.e cf al fig pp ca inc ltd dept".split()
+    [
+        "mr",
+        "mrs",
+        "ms",
+        "dr",
+        "st",
+        "prof",
+        "rev",
+        "capt",
+        "col",
+        "gen",
+        "lt",
+        "sir",
+        "jr",
+        "sr",
+        "esq",
+        "no",
+        "vol",
+        "vs",
+        "etc",
+        "e.g",
+        "i.e",
+        "cf",
+        "al",
+        "fig",
+        "pp",
+        "ca",
+        "inc",
+        "ltd",
+        "dept",
+    ]
 )
-_END = re.compile(r"[.!?]+[\"')\]”’]*\s+(?=[\"'(\[“‘]*[A-Z0-9])")
+_OPEN, _CLOSE = "\"'([\u201c\u2018", "\"')\\]\u201d\u2019"
+_END = re.compile(rf"[.!?]+[{_CLOSE}]*\s+(?=[{_OPEN.replace('[', chr(92) + '[')}]*[A-Z0-9])")
 
 
 @dataclass(frozen=True)
@@ -42,6 +73,10 @@ class Essay:
     name: str
     sentences: tuple[str, ...]
 
+    @functools.cached_property
+    def _sizes(self) -> tuple[int, ...]:
+        return tuple(len(sentence.split()) for sentence in self.sentences)
+
     def first(self, words: int, start: int = 0) -> list[str]:
         """Sentences from number `start` on, the last one cut, with that many words together.
 
@@ -50,8 +85,7 @@ class Essay:
         chosen: list[str] = []
         at = start
         while words > 0:
-            sentence = self.sentences[at % len(self.sentences)]
-            size = _words(sentence)
+            sentence, size = self.sentences[at % len(self.sentences)], self._sizes[at % len(self.sentences)]
             chosen.append(sentence if size <= words else " ".join(sentence.split()[:words]))
             words -= size
             at += 1
@@ -83,21 +117,22 @@ def essay(data: Path | None) -> Essay:
     """The official essays where `data` has them, otherwise the packaged texts, expository first."""
     if data is None or not (data / ESSAY_FILE).is_file():
         return _packaged_essay()
-    text = load_json(data / ESSAY_FILE)
-    text = text.get("text") if isinstance(text, dict) else None
+    file = data / ESSAY_FILE
+    return _official_essay(file, file.stat().st_mtime_ns)
+
+
+@functools.lru_cache(maxsize=1)
+def _official_essay(file: Path, modified: int) -> Essay:
+    found = load_json(file)
+    text = found.get("text") if isinstance(found, dict) else None
     if not isinstance(text, str) or not text.strip():
-        raise RequestError(f"{data / ESSAY_FILE} has no field 'text' with running text; it must be RULER's own file")
-    return Essay(ESSAY_FILE, sentences(text))
+        raise RequestError(f"{file} has no field 'text' with running text; give RULER's own file")
+    return Essay(file.name, sentences(text))
 
 
 @functools.cache
 def _packaged_essay() -> Essay:
     return Essay("jargon-file-4.4.7+persuasion", sentences(packaged("expository") + packaged("narrative")))
-
-
-@functools.lru_cache(maxsize=1 << 16)
-def _words(sentence: str) -> int:
-    return len(sentence.split())
 
 
 def sentences(text: str) -> tuple[str, ...]:
@@ -111,7 +146,7 @@ def sentences(text: str) -> tuple[str, ...]:
     found = []
     start = 0
     for match in _END.finditer(text):
-        before = text[start : match.start()].rpartition(" ")[2].lstrip("\"'([“‘")
+        before = text[start : match.start()].rpartition(" ")[2].lstrip(_OPEN)
         initial = len(before) == 1 and before.isupper() and before != "I"
         if match.group().startswith(". ") and (initial or before.isdigit() or before.lower() in _ABBREVIATIONS):
             continue

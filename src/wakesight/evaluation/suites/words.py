@@ -17,8 +17,8 @@ from wakesight.errors import RequestError
 
 OWN_ADJECTIVES = (
     "amber", "ancient", "bitter", "brisk", "bronze", "calm", "cobalt", "crooked", "dusty", "eager", "faded", "gentle",
-    "hollow", "humble", "ivory", "jagged", "lively", "marble", "misty", "narrow", "patient", "quiet", "rustic", "silent",
-    "sturdy", "sunlit", "tangled", "velvet", "weathered", "wistful",
+    "hollow", "humble", "ivory", "jagged", "lively", "marble", "misty", "narrow", "patient", "quiet", "rustic",
+    "silent", "sturdy", "sunlit", "tangled", "velvet", "weathered", "wistful",
 )  # fmt: skip
 OWN_NOUNS = (
     "anchor", "badger", "basin", "beacon", "canyon", "cellar", "compass", "cradle", "falcon", "ferry", "garnet",

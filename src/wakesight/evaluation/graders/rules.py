@@ -1,0 +1,60 @@
+"""What every grader shares: the shape of a table row, how references are read, how an optional package is asked for."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from wakesight.errors import RequestError
+
+RuleName = Literal["official", "strict"]
+References = tuple[Any, ...]
+Grader = Callable[[str, References, RuleName, Mapping[str, Any]], float]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How one task is graded.
+
+    metric: the official metric in a few words. strict: what the strict rule does otherwise, "" where the two
+    are the same. revised: GateSight's paper revises this task's scorer, and `strict` is that revision.
+    source: the official code. needs: names in `extra` without which the grader refuses.
+    """
+
+    task: str
+    family: Literal["ruler", "scbench", "longbench", "reasoning", "wakekv"]
+    metric: str
+    source: str
+    grader: Grader = field(repr=False, compare=False)
+    strict: str = ""
+    revised: bool = False
+    needs: tuple[str, ...] = ()
+
+    @property
+    def strict_differs(self) -> bool:
+        return bool(self.strict)
+
+
+def table(*rules: Rule) -> dict[str, Rule]:
+    return {rule.task: rule for rule in rules}
+
+
+def as_references(reference: Any, task: str) -> References:
+    """A lone label becomes a tuple of one; a list stays what it is. No label at all is a RequestError."""
+    references = (reference,) if isinstance(reference, str | int | float) else tuple(reference)
+    if not references:
+        raise RequestError(f"the item of {task} has no reference answer; give at least one")
+    return references
+
+
+def optional(module: str, package: str) -> Any:
+    """Import what only the `eval` extra installs, when a grader first needs it."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise RequestError(
+            f"this grader needs the package {package}, which is not installed ({error}); "
+            "type: pip install 'wakesight[eval]'"
+        ) from error

@@ -1,0 +1,81 @@
+"""A run folder as values: what every table, figure and page is a function of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from wakesight.errors import RequestError
+from wakesight.evaluation.records import Records, Row, canonical, read_json, unit
+from wakesight.evaluation.runner import file_name
+from wakesight.evaluation.summary import summarise
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run folder. name: unique in a report. rows: complete questions only, in canonical order.
+
+    summary: worked out from the rows now, so that it can be neither missing nor stale.
+    """
+
+    name: str
+    folder: Path
+    config: dict[str, Any]
+    rows: list[Row]
+    summary: dict[str, Any]
+
+    def context(self, context_id: str) -> dict[str, Any] | None:
+        """What contexts/ holds about a context; None for one that could not be read by the model."""
+        path = self.folder / "contexts" / f"{file_name(context_id)}.json"
+        found: dict[str, Any] | None = read_json(path) if path.exists() else None
+        return found
+
+    @property
+    def contexts(self) -> Iterator[tuple[str, str]]:
+        """(task, context id), in the order of the rows."""
+        yield from dict.fromkeys((row["task"], row["context"]) for row in self.rows)
+
+
+def open_runs(folders: Sequence[Path]) -> list[Run]:
+    """Raises RequestError for a folder without a run, without a finished question, damaged, or given twice."""
+    resolved = [folder.resolve() for folder in folders]
+    for number, folder in enumerate(resolved):
+        if folder in resolved[:number]:
+            raise RequestError(f"{folders[number]} is given twice; name every run folder once")
+    return [_open(folder, name) for folder, name in zip(folders, _names(resolved), strict=True)]
+
+
+def _open(folder: Path, name: str) -> Run:
+    if not folder.is_dir():
+        raise RequestError(f"{folder} is no folder; give a run folder of wakesight eval")
+    config = read_json(folder / "config.json")
+    rows = _complete(Records(folder).read(), folder)
+    if not rows:
+        raise RequestError(f"{folder} has no finished question yet; run wakesight eval, with --resume if it was stopped")
+    try:
+        return Run(name, folder, config, rows, summarise(rows, seed=config["arguments"].get("seed") or 0))
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise RequestError(f"{folder} holds no rows that wakesight eval has written ({error!r})") from None
+
+
+def _complete(rows: Sequence[Row], folder: Path) -> list[Row]:
+    """Rows of questions that every arm has answered: a run may be looked at while it goes on."""
+    counts: dict[tuple[str, str], int] = {}
+    try:
+        for row in rows:
+            counts[unit(row)] = counts.get(unit(row), 0) + 1
+        return canonical([row for row in rows if counts[unit(row)] == row["arms"]])
+    except (KeyError, TypeError) as error:
+        raise RequestError(f"{folder} holds no rows that wakesight eval has written ({error!r})") from None
+
+
+def _names(folders: Sequence[Path]) -> list[str]:
+    """Each folder's own name, with as much of its path as tells it apart from the others."""
+    depth = 1
+    while True:
+        names = ["/".join(folder.parts[-depth:]) for folder in folders]
+        if len(set(names)) == len(names):
+            return names
+        depth += 1

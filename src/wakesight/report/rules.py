@@ -1,0 +1,37 @@
+"""What a grade rule means to a reader, and which way is up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+TITLES = {
+    "official": "official grade",
+    "strict": "strict grade",
+    "kl": "KL divergence from the whole cache (nats)",
+    "top1": "same most likely token as the whole cache",
+    "nll": "negative log-likelihood of the text (nats)",
+}
+LOWER_IS_BETTER = frozenset({"kl", "nll"})
+
+
+def title(rule: str) -> str:
+    return TITLES.get(rule, rule)
+
+
+def ordered(rules: Iterable[str]) -> list[str]:
+    """The rule to show first in front."""
+    known = list(TITLES)
+    return sorted(rules, key=lambda rule: (known.index(rule) if rule in known else len(known), rule))
+
+
+def better(rule: str, first: float, second: float) -> bool:
+    """Whether `first` is a better value than `second`."""
+    return first < second if rule in LOWER_IS_BETTER else first > second
+
+
+def goodness(rule: str, value: float, low: float, high: float) -> float:
+    """0 (worst) to 1 (best). Shares stand on their own scale, other grades between the smallest and largest shown."""
+    if 0 <= low and high <= 1 and rule not in LOWER_IS_BETTER:
+        return value
+    share = (value - low) / (high - low) if high > low else 1.0
+    return 1 - share if rule in LOWER_IS_BETTER else share
