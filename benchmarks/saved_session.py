@@ -20,9 +20,9 @@ import time
 from pathlib import Path
 
 import torch
-from haystack import prose
 
 import wakesight as ws
+from haystack import prose
 
 QUESTIONS = ("What is a statement?", "Which objects are mutable?")
 ROUNDS = 5

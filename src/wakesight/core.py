@@ -40,6 +40,7 @@ class ModelGeometry:
     value_dims: tuple[int, ...]
     itemsize: int  # bytes of one stored number
     max_positions: int  # longest context plus answer the model accepts, in tokens
+    index_dims: tuple[int, ...] = ()  # of a sparse indexer's raw key, one per token and layer; () without an indexer
 
     def entry_bytes(self, layer: int) -> int:
         """Bytes of one entry (its K and its V, one KV head) of attention layer `layer`."""
@@ -48,7 +49,8 @@ class ModelGeometry:
     @property
     def token_bytes(self) -> int:
         """KV bytes that one token costs over all attention layers and KV heads."""
-        return sum(self.kv_heads[i] * self.entry_bytes(i) for i in range(len(self.kv_heads)))
+        entries = sum(self.kv_heads[i] * self.entry_bytes(i) for i in range(len(self.kv_heads)))
+        return entries + sum(self.index_dims) * self.itemsize
 
 
 @dataclass(frozen=True)

@@ -419,7 +419,9 @@ def test_a_thinking_model_is_given_its_answer_tokens_after_the_closing_tag(monke
     from wakesight.engines.hf.engine import Answering
 
     def finish(made: list[int], **changes) -> tuple[str | None, int]:
-        answer = Answering(frozenset({99}), 3, changes.get("room", 100), None, Thinking((7, 8), changes.get("tokens", 10)))
+        answer = Answering(
+            frozenset({99}), 3, changes.get("room", 100), None, Thinking((7, 8), changes.get("tokens", 10))
+        )
         for token in made:
             if answer.finish is None:
                 answer.take(token, 1.0)

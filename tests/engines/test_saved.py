@@ -516,7 +516,7 @@ HEADER = {
     "heads of another model": (setting("layers", 0, "heads", to={"key": 3, "value": 3}), NO_LAYER),
     "one key head of two": (one_key_head, NO_LAYER),
     "a payload of unknown heads": (setting("layers", 0, "heads", to={"key": 2, "value": 2, "x": 7}), NO_LAYER),
-    "a payload that is not there": (setting("layers", 0, "heads", to={"key": 2, "value": 2, "x": 1}), "'slots.0.x'"),
+    "a payload that is not there": (setting("layers", 0, "heads", to={"key": 2, "value": 2, "x": 1}), NO_LAYER),
     "no states": (setting("states", to=[]), "does not hold the recurrent states"),
     "a state twice": (lambda header, tensors: header["states"].append(header["states"][0]), "the recurrent states"),
     "a state of another name": (setting("states", 0, to="0/other"), "does not hold the recurrent states"),

@@ -11,7 +11,6 @@ from wakesight.bench.machine import copy_bandwidth, versions, weight_bytes
 from wakesight.bench.pairs import alternate, median_ms, ratio
 from wakesight.bench.plain import plain_model, plain_prefill, plain_steps, remember, rewind
 from wakesight.bench.tokens import random_tokens
-from wakesight.engines.hf.cache import SessionCache
 from wakesight.engines.hf.engine import HFEngine
 from wakesight.engines.hf.linear import split_one_token
 from wakesight.engines.session import Session
@@ -28,11 +27,13 @@ def bench_decode(
 
     Every arm decodes `steps` tokens from the same context per round and is put back afterwards. The
     arm "torch linear" is ours at the first fraction without the one-token product of `linear.py`, so
-    that what the cache brings and what the product brings can be told apart.
+    that what the cache brings and what the product brings can be told apart. "uneven heads" is the last fraction
+    under the allocation global: attention then loops over KV heads.
     """
     context = random_tokens(engine, tokens)
     whole = engine.prefill(context)
     children = {f"ours p={keep:g}": whole.compact(Policy(keep=keep)) for keep in keeps}
+    children[f"ours p={keeps[-1]:g}, uneven heads"] = whole.compact(Policy(keep=keeps[-1], allocation="global"))
     model = plain_model(engine)
     cache = plain_prefill(model, context, chunk=512)
     held = remember(cache)
@@ -75,7 +76,7 @@ def _ours(engine: HFEngine, session: Session, steps: int) -> None:
     """The engine's own decode loop without its stop at end-of-sequence, so that all arms do equal work."""
     state = session.state
     held = state.physical_lengths
-    cache = SessionCache(engine.model.config, [state])
+    cache = engine.continuing([state])
     token = torch.tensor([[1]], device=engine.device)
     for step in range(steps):
         logits = engine.forward(engine.model, token, cache, state.logical_length + step, logits_to_keep=1).logits

@@ -173,5 +173,5 @@ def _progress() -> Iterator[Callable[[Progress, Context], None] | None]:
     console = Console(stderr=True)
     with console.status("reading") as status:
         yield lambda progress, context: status.update(
-            f"{context.task} {context.id}: {progress.questions} questions, {progress.wall / progress.questions:.1f} s each"
+            f"{context.task}: {progress.questions} questions, {progress.wall / progress.questions:.1f} s each"
         )

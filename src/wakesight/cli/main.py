@@ -21,6 +21,8 @@ COMMANDS = {
     "models": "List bundled models and supported families.",
     "methods": "List scorers and allocations with their settings.",
     "doctor": "Check versions, devices, bundled models and folders.",
+    "eval": "Compare methods on a suite of tasks: one prefill serves every arm.",
+    "merge": "Join the shards of one evaluation.",
     "bench": "Measure speed: two arms alternated in one run, as a ratio.",
 }
 

@@ -143,18 +143,20 @@ class _Layer(NamedTuple):
 
 def _layer(saved: files.SavedFile, layer: int, engine: Engine) -> _Layer:
     geometry, device = engine.geometry, engine.layer_devices[layer]
+    own = {"key": geometry.key_dims[layer], "value": geometry.value_dims[layer]}
+    if geometry.index_dims:
+        own["index"] = geometry.index_dims[layer]
     about = _sizes(saved, layer, geometry.kv_heads[layer])
-    if about is None:
+    if about is None or about[2].keys() != own.keys():
         raise RequestError(
             f"{saved.path} does not describe attention layer {layer} of {engine.name} "
             f"({geometry.kv_heads[layer]} KV heads); prefill and save the session again"
         )
     lengths, capacities, heads = about
-    own = {"key": geometry.key_dims[layer], "value": geometry.value_dims[layer]}
-    tensors = {}
-    for name, count in heads.items():
-        shape, dtype = [sum(capacities[:count]), own.get(name)], engine.dtype if name in own else None
-        tensors[name] = saved.tensor(f"slots.{layer}.{name}", shape, dtype).to(device)
+    tensors = {
+        name: saved.tensor(f"slots.{layer}.{name}", [sum(capacities[:count]), own[name]], engine.dtype).to(device)
+        for name, count in heads.items()
+    }
     return _Layer(tensors, heads, lengths, capacities)
 
 

@@ -90,7 +90,12 @@ class Session:
         return self.state.kept
 
     def signals(self) -> Signals:
-        """What a scorer may read of this context: views of a whole session, entries among zeros of a child."""
+        """What a scorer may read of this context: views of a whole session, entries among zeros of a child.
+
+        Raises RequestError on a model whose entries cannot be evicted.
+        """
+        if self.engine.only_whole is not None:
+            raise RequestError(f"no scorer runs on {self.engine.name}: {self.engine.only_whole}")
         return self.recording.signals(self.state)
 
     def append(self, text: str | Sequence[int], *, chunk: int = 512) -> None:

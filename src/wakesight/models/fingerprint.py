@@ -9,7 +9,12 @@ from typing import Any
 import torch
 
 SAMPLES = 16  # numbers read of every parameter: training moves all of them, and reading all would take minutes
-_NOT_ARCHITECTURE = ("_name_or_path", "transformers_version", "dtype", "torch_dtype", "_attn_implementation")
+# What changes the computation without changing a weight's shape; other fields change with transformers' versions.
+ARCHITECTURE = (
+    "model_type", "num_attention_heads", "num_key_value_heads", "head_dim", "hidden_act", "rms_norm_eps",
+    "layer_norm_eps", "rope_parameters", "partial_rotary_factor", "sliding_window", "num_experts_per_tok",
+    "attention_multiplier", "embedding_multiplier", "residual_multiplier", "logits_scaling", "query_pre_attn_scalar",
+)  # fmt: skip
 
 
 def fingerprint(model: Any) -> str:
@@ -25,7 +30,5 @@ def fingerprint(model: Any) -> str:
 
 
 def _architecture(config: Any) -> str:
-    plain = config.to_dict()
-    for name in _NOT_ARCHITECTURE:
-        plain.pop(name, None)
-    return json.dumps(plain, sort_keys=True, default=str)
+    text = config.get_text_config(decoder=True)
+    return json.dumps({name: getattr(text, name, None) for name in ARCHITECTURE}, sort_keys=True, default=str)

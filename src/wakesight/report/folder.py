@@ -53,7 +53,9 @@ def _open(folder: Path, name: str) -> Run:
     config = read_json(folder / "config.json")
     rows = _complete(Records(folder).read(), folder)
     if not rows:
-        raise RequestError(f"{folder} has no finished question yet; run wakesight eval, with --resume if it was stopped")
+        raise RequestError(
+            f"{folder} has no finished question yet; run wakesight eval, with --resume if it was stopped"
+        )
     try:
         return Run(name, folder, config, rows, summarise(rows, seed=config["arguments"].get("seed") or 0))
     except (KeyError, TypeError, AttributeError, ValueError) as error:

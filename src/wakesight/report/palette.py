@@ -23,8 +23,9 @@ PLACES = {name: place for place, name in enumerate(USUAL[:-1])} | {"random": len
 
 @dataclass(frozen=True)
 class Look:
-    """place: index into LIGHT and DARK. dashes: of matplotlib; () is a solid line."""
+    """index: of the curve in its run. place: index into LIGHT and DARK. dashes: of matplotlib; () is a solid line."""
 
+    index: int
     place: int
     dashes: tuple[float, ...]
 
@@ -46,8 +47,10 @@ def looks(arms: Iterable[str]) -> dict[str, Look]:
         usual = PLACES.get(name.partition(":")[0])
         places[name] = usual if usual in free else (free or [len(places) % len(LIGHT)])[0]
     variants = sorted({name.variant for name in names}, key=lambda v: (v != "/flat", v))
+    by_curve = {name.curve: name for name in names}
     return {
-        name.curve: Look(places[name.scorer], DASHES[variants.index(name.variant) % len(DASHES)]) for name in names
+        curve: Look(index, places[name.scorer], DASHES[variants.index(name.variant) % len(DASHES)])
+        for index, (curve, name) in enumerate(by_curve.items())
     }
 
 

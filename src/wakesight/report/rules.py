@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 TITLES = {
     "official": "official grade",
@@ -24,6 +25,18 @@ def ordered(rules: Iterable[str]) -> list[str]:
     return sorted(rules, key=lambda rule: (known.index(rule) if rule in known else len(known), rule))
 
 
+def distinct(results: Mapping[str, Any]) -> dict[str, str]:
+    """Rule -> title, in order, of what to show: rules that gave every arm the same results are shown once."""
+    titles: dict[str, str] = {}
+    for rule in ordered(results):
+        twin = next((shown for shown in titles if results[shown] == results[rule]), None)
+        if twin is None:
+            titles[rule] = title(rule)
+        else:
+            titles[twin] += f" = {title(rule)}"
+    return titles
+
+
 def better(rule: str, first: float, second: float) -> bool:
     """Whether `first` is a better value than `second`."""
     return first < second if rule in LOWER_IS_BETTER else first > second
@@ -31,7 +44,7 @@ def better(rule: str, first: float, second: float) -> bool:
 
 def goodness(rule: str, value: float, low: float, high: float) -> float:
     """0 (worst) to 1 (best). Shares stand on their own scale, other grades between the smallest and largest shown."""
-    if 0 <= low and high <= 1 and rule not in LOWER_IS_BETTER:
+    if low >= 0 and high <= 1 and rule not in LOWER_IS_BETTER:
         return value
     share = (value - low) / (high - low) if high > low else 1.0
     return 1 - share if rule in LOWER_IS_BETTER else share

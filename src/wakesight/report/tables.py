@@ -118,8 +118,8 @@ def _markdown_run(run: Run) -> list[str]:
     about = run.summary
     blocks = [
         f"# {_plain(run.name)}\n",
-        f"{about['scored_questions']} of {about['questions']} questions scored, {about['contexts']} contexts. Intervals "
-        "are 95 %, from a bootstrap over contexts. p is the kept fraction.\n",
+        f"{about['scored_questions']} of {about['questions']} questions scored, {about['contexts']} contexts. "
+        "Intervals are 95 %, from a bootstrap over contexts. p is the kept fraction.\n",
     ]
     for rule in rules.ordered(about["rules"]):
         blocks += [to_markdown(wide_scores(run, rule)), to_markdown(wide_differences(run, rule))]
@@ -170,7 +170,7 @@ def _plain(value: Value) -> str:
         return "-"
     if isinstance(value, float):
         return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
-    text = " ".join(str(value).split())
-    for special in "\\`*_|<>[]":
-        text = text.replace(special, "\\" + special) if special != "<" else text.replace("<", "&lt;")
-    return text.replace("\\_", "_") if text.replace("\\_", "").isidentifier() else text
+    text = " ".join(str(value).split()).replace("<", "&lt;")
+    for special in ("\\", "`", "*", "|", "]("):
+        text = text.replace(special, "\\" + special)
+    return text

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from wakesight.engines.hf import attention, compat, linear
 from wakesight.engines.hf.cache import SessionCache, is_question_only
-from wakesight.errors import RequestError
+from wakesight.errors import RequestError, WorkError
 
 _CACHE_NAMES = ("cache", "past_key_values")
 
@@ -89,7 +89,9 @@ def _continued(run: Any, cache: SessionCache, kwargs: dict[str, Any]) -> Any:
     if not any(pads):
         positions = _positions(cache, inputs.shape[1], inputs.device)
         with cache.forward_pass():
-            return run(**{**kwargs, "position_ids": positions, "attention_mask": None})
+            output = run(**{**kwargs, "position_ids": positions, "attention_mask": None})
+        check_finite(output.logits)
+        return output
     # A pad would become an entry, and would change recurrent states: padded rows run one by one without them.
     outputs, rows = [], [cache.row(index) for index in range(cache.rows)]
     for index, row in enumerate(rows):
@@ -97,6 +99,15 @@ def _continued(run: Any, cache: SessionCache, kwargs: dict[str, Any]) -> Any:
         outputs.append(_continued(run, row, {**_with_cache(own, row), "attention_mask": None}))
     cache.take_rows(rows)
     return _joined(outputs, cache)
+
+
+def check_finite(logits: Tensor) -> None:
+    """Raise WorkError where the model's numbers overflowed: the best of them would be chosen by chance."""
+    if not bool(torch.isfinite(logits).all()):
+        raise WorkError(
+            "the model computed numbers that are not finite: its activations overflow this dtype; "
+            "load it with --dtype float32 or bfloat16"
+        )
 
 
 def _fork(cache: SessionCache, rows: int) -> None:

@@ -17,7 +17,7 @@ from wakesight.core import LayerIndex, ModelGeometry
 from wakesight.engines.base import Generation, StateShape, Thinking
 from wakesight.engines.batch import SessionBatch
 from wakesight.engines.hf import compat
-from wakesight.engines.hf.attach import attach, forward_keywords, left_pads
+from wakesight.engines.hf.attach import attach, check_finite, forward_keywords, left_pads
 from wakesight.engines.hf.cache import SessionCache
 from wakesight.engines.hf.latent import stored
 from wakesight.engines.recording import WINDOW, Recording, wanted_signals
@@ -100,6 +100,8 @@ class HFEngine:
         if query_window < 1:
             raise RequestError(f"query_window={query_window} must be at least 1; 64 is the default")
         wanted = wanted_signals(record)
+        if wanted and self.only_whole is not None:
+            raise RequestError(f"nothing can be recorded on {self.name}: {self.only_whole}; leave record out")
         frame, context = self._tokens(text, instruction, chat)
         if not context:
             raise RequestError("the context is empty; give a document of at least one token")
@@ -166,10 +168,12 @@ class HFEngine:
         ids = torch.tensor([list(tokens)], device=self.device)
         start = 0
         for part in torch.split(ids, self._chunk(chunk, before, len(tokens)), dim=1):
-            self.forward(self._decoder, part, cache, before + start)
+            read = self.forward(self._decoder, part, cache, before + start)
             start += part.shape[1]
             if on_chunk is not None:
                 on_chunk(start, len(tokens))
+        if before:
+            check_finite(read.last_hidden_state[:, -1])
         fixed = {name: self.pool.adopt(tensor) for name, tensor in cache.state_tensors().items()}
         state.read_on(tokens, fixed)
         return recording
@@ -257,7 +261,7 @@ class HFEngine:
         try:
             ids = torch.tensor([list(tokens)], device=self.device)
             cache = self.continuing([state])
-            found: Tensor = _finite(self.forward(self.model, ids, cache, state.logical_length).logits[0])
+            found: Tensor = self.forward(self.model, ids, cache, state.logical_length).logits[0]
             return found
         except BaseException as error:
             raise _explained(error, "answering") from error
@@ -392,18 +396,9 @@ class Answering:
 
 def _chosen(logits: Tensor) -> list[tuple[int, float]]:
     """Per row the best token of the last position and its lead. Equal logits: the lower id, as argmax has it."""
-    last = _finite(logits)[:, -1].float()
+    last = logits[:, -1].float()
     best, second = last.topk(2, dim=-1).values.unbind(dim=-1)
     return list(zip(last.argmax(dim=-1).tolist(), (best - second).tolist(), strict=True))
-
-
-def _finite(logits: Tensor) -> Tensor:
-    if not bool(torch.isfinite(logits).all()):
-        raise WorkError(
-            "the model computed numbers that are not finite: its activations overflow this dtype; "
-            "load it with --dtype float32 or bfloat16"
-        )
-    return logits
 
 
 def _check_chunk(chunk: int) -> None:
@@ -444,6 +439,7 @@ def _measure(loaded: LoadedModel) -> tuple[ModelGeometry, tuple[torch.device, ..
         value_dims=tuple(v.shape[3] for v in values),
         itemsize=keys[0].element_size(),
         max_positions=compat.position_limit(config),
+        index_dims=tuple(layers[i].indexer_keys.shape[-1] for i in attention if kinds[i] == "indexed"),
     )
     return geometry, tuple(k.device for k in keys), _state_shapes(layers)
 

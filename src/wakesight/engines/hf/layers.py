@@ -226,8 +226,6 @@ class IndexedLayer(SlotLayer):
         return torch.cat([held.read("index"), raw_keys], dim=1) if "index" in held.names else raw_keys
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        if len(self.rows) > 1:
-            raise RequestError("a model with a sparse indexer cannot run several sequences at once; ask row by row")
         slots = self.rows[0]
         slots.append({"key": key_states[0], "value": value_states[0], "index": self._fresh})
         self.seen = [length + key_states.shape[2] for length in self.seen]
@@ -254,6 +252,7 @@ def build(
             layer.sliding_window, [(s["window.key"], s["window.value"]) if s else None for s in states], seen
         )
     if kind == "indexed":
+        _check_single(slots)
         return IndexedLayer(slots, seen)
     if kind == "full":
         return SlotLayer(slots, seen, latent=latent)
@@ -261,6 +260,11 @@ def build(
     if states[0]:
         compat.restore_states(own, {name: torch.cat([s[name] for s in states]) for name in states[0]})
     return own
+
+
+def _check_single(rows: Sequence[Any]) -> None:
+    if len(rows) > 1:
+        raise RequestError("a model with a sparse indexer cannot run several sequences at once; ask row by row")
 
 
 def row_of(layer: Any, index: int) -> Any:
@@ -286,8 +290,8 @@ def row_of(layer: Any, index: int) -> Any:
 def join(parts: Sequence[Any]) -> Any:
     """Single-row layers as one layer of several rows."""
     first = parts[0]
-    if isinstance(first, IndexedLayer) and len(parts) > 1:
-        raise RequestError("a model with a sparse indexer cannot run several sequences at once; ask row by row")
+    if isinstance(first, IndexedLayer):
+        _check_single(parts)
     if isinstance(first, OwnLayer):
         rows, seen = [part.rows[0] for part in parts], [part.seen[0] for part in parts]
     if isinstance(first, WindowLayer):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import functools
+import logging
 import re
 import tempfile
 from collections.abc import Callable, Mapping
@@ -128,6 +129,7 @@ def words(text: str) -> list[str]:
 def _segmenter() -> Any:
     """A tokenizer of our own: jieba's global one reads its dictionary from a file anyone may put into /tmp."""
     tokenizer = optional("jieba", "jieba").Tokenizer()
+    logging.getLogger("jieba").setLevel(logging.WARNING)  # it tells stderr that it reads its dictionary
     with tempfile.TemporaryDirectory() as folder:
         tokenizer.tmp_dir = folder
         tokenizer.initialize()

@@ -11,9 +11,10 @@ from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
 
-from wakesight.evaluation.graders import symbolic
+from wakesight.evaluation.graders import killable
 from wakesight.evaluation.graders.rules import References, Rule, RuleName, table
 
+LONGEST = 1000
 _NUMBER = r"(?:(?<![\w)}])-)?(?:(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|\.\d+)(?:/\d+)?"
 
 
@@ -35,15 +36,29 @@ def _right(prediction: str, reference: str, rule: RuleName, timeout: float) -> b
 def reasoning_gym(prediction: str, references: References, rule: RuleName, extra: Mapping[str, Any]) -> float:
     """What the data set's own scorer says, or whether the recorded answer was given.
 
-    extra: score, the data set's `score_answer(answer, entry)`, with entry. The answer is what stands in the
-    last <answer> tag, else what `answer_of` finds, else the whole reply. Strict: full marks or nothing; some
-    data sets give part of a mark for an answer that only contains the right one.
+    The answer is what stands in the last <answer> tag, else what `answer_of` finds, else the whole reply. extra:
+    entry, the item, with either score, a callable (answer, entry), or dataset, the name reasoning-gym knows; without
+    them the recorded answer is compared, numbers as numbers. Strict: full marks, or the recorded answer's number in
+    another spelling, or nothing; some data sets give part of a mark for a text that contains the right answer.
     """
-    reply = _last(r"(?s)<answer>(.*?)</answer>", prediction) or answer_of(prediction) or prediction.strip()
+    answer = _tagged(prediction) or answer_of(prediction) or prediction.strip()
+    if unwrapped := re.fullmatch(r"\\text\{([^{}]*)\}", answer):
+        answer = unwrapped[1]
+    recorded = any(_recorded(answer, str(reference)) for reference in references)
+    entry = extra.get("entry")
     if score := extra.get("score"):
-        mark = min(1.0, max(0.0, float(score(reply, extra.get("entry")))))
-        return float(mark == 1.0) if rule == "strict" else mark
-    return float(any(_recorded(reply, str(reference)) for reference in references))
+        mark = float(score(answer, entry))
+    elif entry is not None and extra.get("dataset"):
+        mark = killable.gym_score(str(extra["dataset"]), answer, entry, float(extra.get("timeout", 10.0)))
+    else:
+        return float(recorded)
+    return float(mark >= 1.0 or recorded) if rule == "strict" else min(1.0, max(0.0, mark))
+
+
+def _tagged(text: str) -> str:
+    before, _, _ = text.rpartition("</answer>")
+    _, opened, inside = before.rpartition("<answer>")
+    return inside.strip() if opened else ""
 
 
 def _recorded(reply: str, reference: str) -> bool:
@@ -53,7 +68,7 @@ def _recorded(reply: str, reference: str) -> bool:
 
 def answer_of(reply: str, numeric: bool = False) -> str | None:
     """The final answer: the last balanced box, else what follows the last "####", "final answer" or "answer is",
-    else the last number; None without any.
+    else the reply itself if it is one line without words, else the last number; None without any.
 
     numeric: a number is wanted, so "the answer is 42 apples, because 3 of them ..." gives "42".
     """
@@ -65,10 +80,16 @@ def answer_of(reply: str, numeric: bool = False) -> str | None:
         stated = (formula[1] or formula[2]) if formula else stated.strip(" *.")
         if not numeric or exact_value(stated) is not None:
             return stated
+    elif _is_formula(whole := reply.strip()) and (not numeric or exact_value(whole) is not None):
+        return whole
     numbers = re.findall(_NUMBER, stated or reply)
     if not numbers:
         return stated
     return str(numbers[0] if stated else numbers[-1])
+
+
+def _is_formula(text: str) -> bool:
+    return bool(text) and "\n" not in text and not re.search(r"(?<![\\A-Za-z])[A-Za-z]{2}", text)
 
 
 def _last(form: str, text: str) -> str | None:
@@ -78,15 +99,19 @@ def _last(form: str, text: str) -> str | None:
 
 def last_boxed(text: str) -> str | None:
     r"""Content of the last \boxed{...} whose braces balance; of nested boxes the inner one. Empty boxes are none."""
-    for start in reversed([match.end() for match in re.finditer(r"\\(?:boxed|fbox)\s*(?=\{)", text)]):
-        depth = 0
-        for end in range(start, len(text)):
-            if text[end - 1] != "\\" or text[end - 2 : end] == "\\\\":
-                depth += (text[end] == "{") - (text[end] == "}")
-            if depth == 0:
-                if content := text[start + 1 : end].strip():
-                    return content
-                break
+    openings = {match.end() for match in re.finditer(r"\\(?:boxed|fbox)\s*(?=\{)", text)}
+    unclosed: list[int] = []
+    last, content = -1, ""
+    for brace in re.finditer(r"\\.|[{}]", text, re.DOTALL):  # an escaped brace is part of an escape
+        if brace.group() == "{":
+            unclosed.append(brace.start())
+        elif brace.group() == "}" and unclosed:
+            start = unclosed.pop()
+            inside = text[start + 1 : brace.start()].strip() if start in openings and start > last else ""
+            if inside:
+                last, content = start, inside
+    if content:
+        return content
     bare = re.findall(r"\\boxed\s+([^\s{}$]+)", text)
     return bare[-1].rstrip(".,") if bare else None
 
@@ -96,13 +121,16 @@ def same(reply: str, gold: str, rule: RuleName = "official", timeout: float = 10
 
     1. The normal forms are the same text. 2. Both are numbers: official, within 1e-4 of the reference, or of
     100 times it or a hundredth; strict, exactly, and a hundredth only where a per cent sign says so. 3. math-verify:
-    lists and intervals element by element, matrices cell by cell, equations, symbolic equality.
+    lists and intervals element by element, matrices cell by cell, equations, symbolic equality. A reply of more
+    than LONGEST characters gets no further than 1: it is a loop, no answer.
     """
     if normal(reply) == normal(gold):
         return True
+    if len(reply) > max(LONGEST, 10 * len(gold)):
+        return False
     ours, theirs = exact_value(reply), exact_value(gold)
     if ours is None or theirs is None:
-        return symbolic.equal(_latex(gold), _latex(reply), timeout)
+        return killable.equal(_latex(gold), _latex(reply), timeout)
     if rule == "strict":
         return theirs in _readings(reply, ours) or ours in _readings(gold, theirs)
     return any(_close(ours, theirs * factor) for factor in (1, Fraction(1, 100), 100))
@@ -172,6 +200,6 @@ RULES = table(
         "the data set's own score, or the recorded answer",
         "open-thought/reasoning-gym score_answer",
         reasoning_gym,
-        "full marks or nothing",
+        "full marks, or the recorded number in another spelling; else nothing",
     ),
 )

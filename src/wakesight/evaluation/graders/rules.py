@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -54,7 +55,14 @@ def optional(module: str, package: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise RequestError(
-            f"this grader needs the package {package}, which is not installed ({error}); "
-            "type: pip install 'wakesight[eval]'"
-        ) from error
+        raise _missing(package) from error
+
+
+def require(module: str, package: str) -> None:
+    """Refuse as `optional` does, without importing: the module is for another process."""
+    if importlib.util.find_spec(module) is None:
+        raise _missing(package)
+
+
+def _missing(package: str) -> RequestError:
+    return RequestError(f"this grader needs the package {package}; type: pip install 'wakesight[eval]'")

@@ -114,14 +114,16 @@ def many_shot(prediction: str, references: References, rule: RuleName, extra: Ma
     """Official: 1 if any label, case ignored, is contained; a string label is walked character by character, so
     one shared character is enough. [get_score_one_longdialogue_qa_eng]
 
-    Strict: the option letter where label and reply have one; else the label's text as whole words.
+    Strict: the option letter where label and reply have one; else the label's text as whole words. extra: option,
+    the text behind the right letter, for a label that is the letter alone.
     """
     if rule == "official":
         return _any_contained(prediction, references[0] if len(references) == 1 else references)
-    return float(any(_same_label(prediction, str(reference)) for reference in references))
+    text = str(extra.get("option") or "")
+    return float(any(_same_label(prediction, str(reference), text) for reference in references))
 
 
-def _same_label(prediction: str, label: str) -> bool:
+def _same_label(prediction: str, label: str, option: str) -> bool:
     """label: "(B) Tuesday", "(B)", "B" or "Tuesday"."""
     parts = re.match(r"\s*(?:\(([A-Z])\)|([A-Z])\s*$)", label)
     if parts is None:
@@ -130,7 +132,7 @@ def _same_label(prediction: str, label: str) -> bool:
     chosen = said.group(1) if said else explicit_option(prediction, "A-Z")
     if chosen is not None:
         return chosen in parts.groups()
-    return contains_whole(prediction.lower(), label[parts.end() :].strip().lower())
+    return contains_whole(prediction.lower(), (label[parts.end() :].strip() or option).lower())
 
 
 def qa_english(prediction: str, references: References, rule: RuleName, extra: Mapping[str, Any]) -> float:

@@ -2,7 +2,8 @@
 
 Not answers but distributions are compared on the continuation: KL divergence, top-1 agreement, perplexity. A task is
 a kind of text, so that results are split by it. The question of a context is the continuation itself, joined without
-anything between (chat=False); nothing is generated. The passages of one kind start at places spread over its text.
+anything between (chat=False); nothing is generated, and `max_new_tokens` is the continuation's length. The passages
+of one kind start at places spread over its text.
 
 `options.extra`: continuation (128 tokens).
 """
@@ -47,8 +48,8 @@ def _context(kind: str, index: int, tokens: int, options: SuiteOptions) -> Conte
             f"length={options.length} with continuation={tokens} has no room for a word of {kind}; raise them"
         )
     name = f"fidelity_{kind}-{options.length}-s{options.seed}-{index}"
-    meta = {"kind": kind, "length": options.length, "tokens": count(passage) + count(continuation), "start": start}
-    question = Question(f"{name}-q0", continuation, (), "fidelity", 0, extra={"tokens": count(continuation)})
+    meta = {"kind": kind, "length": options.length, "tokens": count(passage), "start": start}
+    question = Question(f"{name}-q0", continuation, (), "fidelity", count(continuation))
     return Context(name, kind, passage, (question,), source=source, chat=False, meta=meta)
 
 

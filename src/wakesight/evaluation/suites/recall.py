@@ -131,7 +131,7 @@ def _context(
 ) -> Context:
     name = f"{task}-{options.length}-s{options.seed}-{index}"
     questions = tuple(
-        Question(f"{name}-q{number}", _asked(question), (value,), "recall", NEW_TOKENS, extra={"needle": number})
+        Question(f"{name}-q{number}", _asked(question), (value,), "recall", NEW_TOKENS)
         for number, (_, question, value) in enumerate(told)
     )
     return Context(

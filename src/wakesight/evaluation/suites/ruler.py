@@ -289,8 +289,9 @@ def _shown(example: Draft, answer: str) -> str:
 
 
 def _with_example(draft: Draft, shown: str, meta: dict[str, str]) -> Draft:
+    instruction = f"{shown}\n\n{draft.instruction}" if shown else draft.instruction
     return Draft(
-        f"{shown}\n\n{draft.instruction}", draft.text, draft.question, draft.prefix, draft.references,
+        instruction, draft.text, draft.question, draft.prefix, draft.references,
         draft.needles, draft.answers, meta,
     )  # fmt: skip
 
@@ -312,7 +313,7 @@ class _Repeats:
 
 
 REPEATS = {"official": _Repeats(30, 3, 40, 10, 3), "official, below 4096 tokens": _Repeats(6, 1, 20, 3, 1)}
-TINY = _Repeats(3, 1, 12, 2, 1)  # ours, where even the smaller official one does not fit (about 600 tokens)
+TINY = _Repeats(3, 1, 0, 0, 0)  # ours, without an example, where the smaller official one does not fit (512 tokens)
 
 
 def _cwe(task: str, options: SuiteOptions, streams: _Streams) -> Recipe:
@@ -320,7 +321,7 @@ def _cwe(task: str, options: SuiteOptions, streams: _Streams) -> Recipe:
     least = COMMON + 2
     build = _word_lists(options, streams, variant, REPEATS[variant])
     if build(least).tokens(options.count) > room(options, NEW_TOKENS[task]):
-        variant = "tiny"
+        variant = "tiny, without example"
         build = _word_lists(options, streams, variant, TINY)
     return build, f"generated:{words.version()}", least, options.length // 20
 
@@ -345,11 +346,12 @@ def _word_lists(options: SuiteOptions, streams: _Streams, variant: str, repeats:
             answers=[span for word in common for span in _entry(document, word)],
         )
 
-    example, common = listed(
-        shuffled[-repeats.example_words :], repeats.example_common, repeats.example_other, "example"
-    )
-    shown = _shown(draft(example, common), " ".join(f"{i}. {word}" for i, word in enumerate(common, 1)))
-    left = shuffled[: -repeats.example_words]
+    left = shuffled[repeats.example_words :]
+    shown = ""
+    if repeats.example_words:
+        first = shuffled[: repeats.example_words]
+        example, common = listed(first, repeats.example_common, repeats.example_other, "example")
+        shown = _shown(draft(example, common), " ".join(f"{i}. {word}" for i, word in enumerate(common, 1)))
 
     def build(size: int) -> Draft:
         if size > len(left) and not more:

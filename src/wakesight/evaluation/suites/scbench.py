@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from wakesight.errors import RequestError
@@ -147,7 +148,7 @@ def _draft(task: str, record: Record, needles: dict[str, dict[str, str]], option
     else:
         body, instruction, questions, answers = _as_published(task, record, needles)
     if task == "summary" and form(options) == "golden":  # the official opening of later summaries
-        questions[1:] = [_opened(one) for one in questions[1:]]
+        questions[1:] = [replace(one, answer_prefix="This paper") for one in questions[1:]]
     asked = in_turns(questions, answers, options)
     kept, cut = cut_middle(body, room(asked, instruction, options, task), options.count)
     meta = {"record": record.values.get("id"), "form": "preprocessed" if "prompts" in record else "official", **cut}
@@ -301,9 +302,3 @@ def _listed(record: Record, field: str, n: int) -> list[object]:
     if not isinstance(value, list) or len(value) != n:
         raise record.wrong(field, f"a list of {n}, one for each question")
     return value
-
-
-def _opened(question: Question) -> Question:
-    return Question(
-        question.id, question.text, question.references, question.grader, question.max_new_tokens, "This paper"
-    )

@@ -1,0 +1,166 @@
+"""The parts of a page that stand still: one article per run, with its tables, figures and what was run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from html import escape
+from typing import Any
+
+from wakesight.report import rules, verdict
+from wakesight.report.figures import WIDTH, Panel, panel_svg, run_panels
+from wakesight.report.folder import Run
+from wakesight.report.inline_svg import inline
+from wakesight.report.markup import definitions
+from wakesight.report.palette import looks
+
+
+def article(run: Run, place: int) -> str:
+    """Everything about one run but its items and what was run."""
+    panels: dict[str, list[Panel]] = {}
+    for panel in run_panels(run):
+        panels.setdefault(panel.subject, []).append(panel)
+    about = run.summary
+    blocks = [_header(run)]
+    titles = rules.distinct(about["rules"])
+    if titles:
+        blocks.append(_rule_picker(titles, place))
+    for number, rule in enumerate(titles):
+        parts = "".join(_rule_sections(run, rule, panels, f"r{place}-{number}"))
+        blocks.append(f'<div class="rule" data-rule="{number}">{parts}</div>')
+    if not titles:
+        blocks.append(
+            '<section><h2>Scores</h2><p class="quiet">No question was scored; the reasons are below.</p></section>'
+        )
+    blocks.append(_costs(run, panels.get("costs", []), f"r{place}"))
+    return f'<article class="run" data-run="{place}">{"".join(blocks)}</article>'
+
+
+def _header(run: Run) -> str:
+    about, arguments = run.summary, run.config["arguments"]
+    what = [f"{arguments[name]}" for name in ("suite", "model") if arguments.get(name)]
+    facts = [
+        f"{about['contexts']:,} contexts",
+        f"{about['scored_questions']:,} of {about['questions']:,} questions scored",
+        f"{len(about['arms'])} arms",
+        *(f"{name} {arguments[name]}" for name in ("length", "seed") if arguments.get(name) is not None),
+    ]
+    chips = "".join(f"<li>{escape(fact)}</li>" for fact in facts)
+    return f'<header><h1>{escape(" · ".join(what) or run.name)}</h1><ul class="chips">{chips}</ul></header>'
+
+
+def _rule_picker(titles: Mapping[str, str], place: int) -> str:
+    radios = "".join(
+        f'<label><input type="radio" name="rule-{place}" value="{number}"{" checked" if not number else ""}>'
+        f"<span>{escape(title)}</span></label>"
+        for number, title in enumerate(titles.values())
+    )
+    return f'<fieldset class="rules"><legend>Graded by</legend>{radios}</fieldset>'
+
+
+def _rule_sections(run: Run, rule: str, panels: dict[str, list[Panel]], name: str) -> Iterator[str]:
+    lower = " Lower is better." if rule in rules.LOWER_IS_BETTER else ""
+    yield (
+        f'<section id="{name}-scores"><h2>Scores</h2>{verdict.best_cards(run, rule)}'
+        '<p class="quiet">Cards show the best of all methods at each kept fraction p, so luck favours them; '
+        "the table has every arm with its 95% interval (bootstrap over contexts). Bold is the best of its p."
+        f"{lower}</p>{verdict.score_table(run, rule)}</section>"
+    )
+    yield _figures(
+        f"{name}-curves", "Scores over p", panels.get(f"score-{rule}", []),
+        "Dashed: the whole cache. Bands are 95% intervals. Choose a method in the legend to bring it forward.",
+        legend=_legend(run),
+    )  # fmt: skip
+    if any(run.summary["rules"][rule]["minus_whole"].values()):
+        yield (
+            f'<section id="{name}-differences"><h2>Paired differences to the whole cache</h2>'
+            '<p class="quiet">Question by question, arm minus whole cache, with 95% intervals. p is from sign flips of '
+            "whole contexts, Holm-adjusted over this table; bold and filled: below 0.05.</p>"
+            f"{verdict.difference_table(run, rule)}"
+            f"{_panels(panels.get(f'differences-{rule}', []), f'{name}-d')}</section>"
+        )
+    if f"depth-{rule}" in panels:
+        yield _figures(
+            f"{name}-depth", "Needle depth and context length", panels[f"depth-{rule}"],
+            "Mean grade of one needle by where it stands and how long the context is; bright is good.",
+        )  # fmt: skip
+    if any(run.summary["rules"][rule]["areas"].values()):
+        yield (
+            f'<section id="{name}-areas"><h2>Mean height of the curves</h2><p class="quiet">Area under a method\'s '
+            f"curve over the kept fractions it was run at.</p>{verdict.area_table(run, rule)}</section>"
+        )
+
+
+def _figures(name: str, title: str, panels: Sequence[Panel], text: str, *, legend: str = "") -> str:
+    return (
+        f'<section id="{name}"><h2>{escape(title)}</h2><p class="quiet">{escape(text)}</p>{legend}'
+        f"{_panels(panels, name)}</section>"
+    )
+
+
+def _panels(panels: Sequence[Panel], name: str) -> str:
+    drawn = (inline(panel_svg(panel), f"{name}-{number}", panel.about) for number, panel in enumerate(panels))
+    small = " small" if panels and panels[0].width < WIDTH else ""
+    return f'<div class="panels{small}">' + "".join(f"<figure>{svg}</figure>" for svg in drawn) + "</div>"
+
+
+def _legend(run: Run) -> str:
+    """A button per method, with the line it has in the figures."""
+    buttons = []
+    for curve, look in looks(run.summary["arms"]).items():
+        dash = " ".join(f"{x * 1.8:g}" for x in look.dashes)
+        buttons.append(
+            f'<button type="button" aria-pressed="false" data-curve="{look.index}"><svg viewBox="0 0 30 10" '
+            f'aria-hidden="true"><line x1="1" y1="5" x2="29" y2="5" stroke="var(--m{look.place})" stroke-width="2.4" '
+            f'stroke-dasharray="{dash}"/></svg>{escape(curve)}</button>'
+        )
+    return f'<div class="legend" role="group" aria-label="Methods">{"".join(buttons)}</div>'
+
+
+def _costs(run: Run, panels: Sequence[Panel], name: str) -> str:
+    return (
+        f'<section id="{name}-costs"><h2>Bytes and seconds</h2><p class="quiet">A scorer runs once per context for all '
+        "arms of a method. These seconds are from inside the evaluation; for speed comparisons use wakesight bench, "
+        f"which alternates its arms.</p>{verdict.cost_table(run)}{_panels(panels, f'{name}-c')}</section>"
+    )
+
+
+def about(run: Run, place: int) -> str:
+    """What was asked for, with which versions, from which sources, and what was left out."""
+    given, defaults = _arguments(run.config)
+    rest = [
+        (name, _words(value))
+        for key, group in run.config.items()
+        if key not in ("arguments", "given", "defaults")
+        for name, value in (group.items() if isinstance(group, dict) else [(key, group)])
+    ]
+    blocks = [f"<h3>Arguments{' given' if defaults else ''}</h3>{definitions(given)}"]
+    if defaults:
+        blocks.append(f"<h3>Defaults</h3>{definitions(defaults)}")
+    if rest:
+        blocks.append(f"<h3>Versions and machine</h3>{definitions(rest)}")
+    blocks.append(f"<h3>Sources of the contexts</h3>{_list(run.summary['sources'])}")
+    blocks.append("<h3>Skipped rows</h3>" + _skipped(run.summary["skipped"]))
+    return (
+        f'<article class="run" data-run="{place}"><section class="about" id="r{place}-about"><h2>About this run</h2>'
+        f"{''.join(blocks)}</section></article>"
+    )
+
+
+def _arguments(config: dict[str, Any]) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+    """Arguments that were typed, and the others, where the record tells them apart ("given": a list of names)."""
+    arguments = config["arguments"]
+    named = config.get("given")
+    given = [(k, _words(v)) for k, v in arguments.items() if named is None or k in named]
+    return given, [(k, _words(v)) for k, v in arguments.items() if named is not None and k not in named]
+
+
+def _words(value: Any) -> str:
+    return "-" if value in (None, "", []) else ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _skipped(reasons: dict[str, int]) -> str:
+    return _list([f"{count:,} rows: {reason}" for reason, count in reasons.items()]) if reasons else "<p>None.</p>"
+
+
+def _list(texts: Sequence[str]) -> str:
+    return "<ul>" + "".join(f"<li>{escape(text)}</li>" for text in texts) + "</ul>"
