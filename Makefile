@@ -24,12 +24,13 @@ demo: install
 	mkdir -p out
 	$(BIN)/wakesight demo --png out/kept.png
 
+# Files go to as many workers as there are cores; a file stays in one worker.
 test: install
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --dist loadfile
 
 # The other end of the supported transformers range: identity, masking and batches of every family it has.
 test-oldest: $(OLDEST)/.installed
-	$(OLDEST)/bin/python -m pytest -m oldest tests/engines
+	$(OLDEST)/bin/python -m pytest -n auto --dist loadfile -m oldest tests/engines
 
 $(OLDEST)/.installed: pyproject.toml constraints-oldest.txt
 	test -d $(OLDEST) || $(PYTHON) -m venv $(OLDEST)

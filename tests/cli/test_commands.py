@@ -72,8 +72,8 @@ def test_doctor_names_a_transformers_out_of_range(capsys, monkeypatch):
     assert "pip install 'transformers>=5.16.1" in capsys.readouterr().out
 
 
-ALL, WHOLE = ("decode", "prefill", "sweep"), ("prefill",)  # what is run on a model that can only be kept whole
-BENCHES = [(family, kind) for family in tiny.FAMILIES for kind in (WHOLE if family == "qwen4_exp" else ALL)]
+FAMILIES = [family for family in ("llama", "qwen3_5", "kimi_linear") if family in tiny.FAMILIES]
+BENCHES = [(family, kind) for family in FAMILIES for kind in ("decode", "prefill", "sweep", "arms")]
 
 
 @pytest.mark.parametrize(("family", "kind"), BENCHES)
@@ -87,9 +87,11 @@ def test_bench_runs_on_a_tiny_model(family, kind, tmp_path, capsys):
     assert {"torch", "transformers"} <= result["versions"].keys()
     if kind == "decode":
         arms = {row["arm"]: row for row in result["rows"]}
-        assert len(arms) == 4
+        assert len(arms) == 5
         whole, tenth = arms["ours p=1"]["must_read_bytes"], arms["ours p=0.1"]["must_read_bytes"]
         assert whole == arms["transformers DynamicCache"]["must_read_bytes"] > tenth
+    if kind == "arms":
+        assert result["same"] == result["sessions"] == 13
     assert run(words) == 0
     assert "versions" not in capsys.readouterr().out
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wakesight.evaluation.intervals import area, difference, estimate, holm
+from wakesight.evaluation.intervals import area, difference, estimate, estimate_over_tasks, holm
 
 
 def test_the_mean_weighs_questions_and_the_interval_draws_contexts():
@@ -91,3 +91,13 @@ def test_area_is_the_mean_height():
     assert area([0.1, 0.5, 0.9], [0.0, 0.5, 1.0]) == pytest.approx(0.5)
     assert area([0.9, 0.1], [1.0, 0.0]) == pytest.approx(0.5)
     assert area([0.3], [0.7]) == 0.7
+
+
+def test_the_mean_over_tasks_weighs_every_task_the_same():
+    tasks = {"a": {str(i): [1.0] * 9 for i in range(5)}, "b": {"x": [0.0], "y": [0.5]}}
+    found = estimate_over_tasks(tasks)
+    assert found.mean == pytest.approx((1.0 + 0.25) / 2)
+    assert (found.questions, found.contexts) == (47, 7)
+    assert (found.low, found.high) == pytest.approx((0.5, 0.75))  # all of a; x twice, or y twice
+    alone = estimate_over_tasks({"a": tasks["b"]})
+    assert (alone.mean, alone.low, alone.high) == pytest.approx((0.25, 0.0, 0.5))

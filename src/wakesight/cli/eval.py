@@ -107,8 +107,8 @@ def command(
     else:
         click.echo(show(summary))
         click.echo(
-            f"{out}: {progress.questions} questions run, {progress.resumed} done before, {progress.skipped} rows skipped, "
-            f"{progress.wall:.0f} s, of which the harness itself {progress.overhead:.1%}",
+            f"{out}: {progress.questions} questions run, {progress.resumed} done before, {progress.skipped} rows "
+            f"skipped, {progress.wall:.0f} s, of which the harness itself {progress.overhead:.1%}",
             err=True,
         )
 

@@ -23,6 +23,8 @@ COMMANDS = {
     "doctor": "Check versions, devices, bundled models and folders.",
     "eval": "Compare methods on a suite of tasks: one prefill serves every arm.",
     "merge": "Join the shards of one evaluation.",
+    "report": "Tables, figures and a page from evaluation runs.",
+    "view": "Show a report in the browser, on this machine only.",
     "bench": "Measure speed: two arms alternated in one run, as a ratio.",
 }
 

@@ -42,6 +42,20 @@ def estimate(grades: Grades, seed: int = 0) -> Estimate:
     return Estimate(float(sums.sum() / counts.sum()), float(low), float(high), int(counts.sum()), len(sums))
 
 
+def estimate_over_tasks(tasks: Mapping[str, Grades], seed: int = 0) -> Estimate:
+    """Mean over tasks of their means, every task weighing the same; the bootstrap draws contexts within each task."""
+    noise = np.random.default_rng(seed)
+    point, means = 0.0, np.zeros(DRAWS)
+    for name in sorted(tasks):
+        sums, counts = _clusters(tasks[name])
+        draws = noise.integers(len(sums), size=(DRAWS, len(sums)))
+        means += sums[draws].sum(axis=1) / counts[draws].sum(axis=1) / len(tasks)
+        point += float(sums.sum() / counts.sum()) / len(tasks)
+    low, high = np.quantile(means, [0.025, 0.975])
+    questions = sum(len(grades) for task in tasks.values() for grades in task.values())
+    return Estimate(point, float(low), float(high), questions, sum(map(len, tasks.values())))
+
+
 def difference(first: Grades, second: Grades, seed: int = 0) -> Difference:
     """first - second, question by question. Both must hold the same contexts with the same questions."""
     if first.keys() != second.keys() or any(len(first[c]) != len(second[c]) for c in first):

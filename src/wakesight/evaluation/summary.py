@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from wakesight.evaluation.arms import WHOLE
-from wakesight.evaluation.intervals import Grades, area, difference, estimate, holm
+from wakesight.evaluation.intervals import Grades, area, difference, estimate, estimate_over_tasks, holm
 from wakesight.evaluation.records import Row, canonical, unit
 
 ALL = "mean"  # the row over all tasks
@@ -53,8 +53,9 @@ def _rule(rows: Sequence[Row], rule: str, tasks: Sequence[str], arms: Sequence[s
             if arm != WHOLE and graded.get(WHOLE):
                 apart[task][arm] = _plain(difference(graded[arm], graded[WHOLE], seed))
     for arm in arms:
-        if all(arm in means[task] for task in tasks) and tasks:
-            means[ALL][arm] = {"mean": _round(sum(means[task][arm]["mean"] for task in tasks) / len(tasks))}
+        graded = {task: _grades(rows, task, arm, rule) for task in tasks}
+        if tasks and all(graded.values()):
+            means[ALL][arm] = _plain(estimate_over_tasks(graded, seed))
     _adjust(apart)
     return {"means": means, "minus_whole": apart, "areas": _areas(means, arms)}
 

@@ -19,7 +19,7 @@ from wakesight.report.palette import Look, looks
 Draw = Callable[[Any], None]  # draws on axes
 WIDTH, HEIGHT = 4.0, 2.7  # of a panel, in inches
 ROW = 0.19  # height of an arm in a forest plot
-SMALL = 2.5  # width of a heat map
+SMALL = 2.9  # width of a heat map
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ class Cell:
 
 
 EMPTY = Cell("-")
-ROOMY = 7  # columns of a table whose notes have room beside the numbers
+ROOMY = 8  # columns of a table whose notes have room beside the numbers
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[Cell]], caption: str, *, numeric_from: int = 1) -> str:

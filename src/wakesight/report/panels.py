@@ -118,7 +118,7 @@ def heat(axes: Any, title: str, rule: str, grid: Grid, scale: tuple[float, float
     axes.tick_params(length=0)
     axes.set_xlabel("length, tokens")
     axes.set_ylabel("depth")
-    axes.set_title(title)
+    axes.set_title(title, fontsize=8.5 * min(1, 28 / len(title)))  # a long name still fits above a small map
 
 
 def key(figure: Any, looks: Mapping[str, Look], *, whole: bool = True) -> None:

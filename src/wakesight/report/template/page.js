@@ -188,7 +188,7 @@ function gradeNames() {
 
 function answersPart() {
   const grades = gradeNames();
-  const heads = ["arm", ...grades, "kept entries", "answer", ...(item.pieces.length ? ["where they stood"] : [])];
+  const heads = ["arm", ...grades, "kept entries", "answer", ...(item.pieces.length ? ["what it kept"] : [])];
   const number = (name) => grades.includes(name) || name === "kept entries";
   const body = run().arms.map((arm, place) => (armRow(place) ? answerRow(arm, place, grades) : null));
   return make("div", {},
