@@ -91,7 +91,8 @@ class Signals:
                     f"run on it (it has {have}); use --scorer keydiff, knorm, snapkv, tova or h2o"
                 ) from None
             raise RequestError(
-                f"the signal {name!r} was not recorded for this session (it has {have}); prefill with record=[{name!r}]"
+                f"the signal {name!r} was not recorded for this session (it has {have}); "
+                f"prefill with record=[{name!r}] (--record {name})"
             ) from None
 
 

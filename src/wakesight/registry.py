@@ -22,8 +22,8 @@ def resolve(spec: str, table: Mapping[str, str], kind: str, entry_points: str | 
     """Build the method that `spec` names.
 
     table: name -> "module:Class". entry_points: a group in which plug-ins may add names.
-    Raises RequestError for an unknown name ("did you mean"), an unknown field, a value of the wrong type, or
-    a plug-in that cannot be loaded.
+    Raises RequestError for an unknown name ("did you mean"), an unknown field, one that is given twice, a missing
+    value or one of the wrong type, or a plug-in that cannot be loaded.
     """
     name, _, settings = spec.partition(":")
     plugins = _plugins(entry_points)
@@ -111,9 +111,13 @@ def _fields(cls: Any, settings: str, what: str) -> dict[str, Any]:
     for setting in filter(None, settings.split(",")):
         key, equals, text = setting.partition("=")
         key = key.strip()
-        if not equals or key not in known:
+        if key not in known:
             options = ", ".join(known) or "none"
-            raise RequestError(f"{what} has no setting {setting!r}{did_you_mean(key, known)}; settings: {options}")
+            raise RequestError(f"{what} has no setting {key!r}{did_you_mean(key, known)}; settings: {options}")
+        if not equals:
+            raise RequestError(f"{what} setting {key!r} has no value; write {key}={getattr(cls, key, '...')}")
+        if key in values:
+            raise RequestError(f"{what} setting {key!r} is given twice; give it once")
         values[key] = _parse(text.strip(), known[key], f"{what} setting {key!r}")
     return values
 

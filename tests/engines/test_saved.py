@@ -37,7 +37,7 @@ def size(engine, keep: float) -> float:
 
 def make(engine, kind: str) -> Session:
     """One session of the kinds that can be saved."""
-    whole = engine.prefill(tiny.tokens(N), record=RECORD)
+    whole = engine.prefill(tiny.tokens(N), record=RECORD if engine.only_whole is None else ())
     if kind == "continued whole":
         whole.append(tiny.tokens(70, seed=2))
     if kind.endswith("whole"):

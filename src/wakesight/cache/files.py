@@ -59,6 +59,7 @@ PIECE = 4 << 20  # bytes: what is copied at a time of a tensor that is strided o
 ALIGN = 64  # bytes: the data starts at a multiple, and wider types come first, so every tensor is aligned to its type
 MAX_HEADER = 100_000_000  # bytes: the library reads no longer header
 THREADED = 8 << 20  # bytes: below this, starting threads costs more than they save
+TRIES = 3  # maps of a file that others replace meanwhile, before reading gives up
 
 DTYPES = {
     "F64": torch.float64,
@@ -164,15 +165,14 @@ def write(path: str | os.PathLike[str], header: Mapping[str, Any], tensors: Mapp
     comes; nothing else is left behind. A link is followed, and an existing file's permissions are kept. The tensors
     must not change meanwhile. Needs `PIECE` bytes of extra memory, however large they are.
 
-    Raises RequestError if `path` cannot be written or holds what must not be replaced, WorkError if the disk fails,
-    and TypeError or ValueError if `header` is not JSON, or a name is not text or "__metadata__".
+    Raises RequestError if `path` cannot be written or `check_replaceable` refuses it, WorkError if the disk fails, and TypeError or ValueError if `header` is not JSON, or a name is not text or "__metadata__".
     """
     path = Path(path)
     layout = _Layout(path, json.dumps(header, allow_nan=False), tensors)
     target = Path(os.path.realpath(path))
     temporary = target.parent / f".wakesight-{secrets.token_hex(8)}.tmp"
     try:
-        mode = _mode_to_keep(path, target)
+        mode = check_replaceable(path)
         with open(temporary, "xb") as file:
             if mode is not None:
                 with contextlib.suppress(OSError):  # some file systems have no permissions to set
@@ -196,6 +196,31 @@ def write(path: str | os.PathLike[str], header: Mapping[str, Any], tensors: Mapp
         with contextlib.suppress(OSError):
             temporary.unlink()  # gone already if the renaming succeeded
     _sync_folder(target.parent)
+
+
+def check_replaceable(path: str | os.PathLike[str]) -> int | None:
+    """RequestError unless `write` may put a session at `path`: nothing is there, an empty file or another session.
+
+    Returns the permissions of the file that is there, None if there is none.
+    """
+    path, target = Path(path), Path(os.path.realpath(path))
+    try:
+        about = target.stat()
+    except FileNotFoundError:
+        return None
+    mode = about.st_mode
+    if stat.S_ISDIR(mode):
+        raise RequestError(f"cannot save {path}: it is a folder; give a file name, for example {path / 'session.ws'}")
+    if not stat.S_ISREG(mode):
+        raise RequestError(f"cannot save {path}: it is a device or a pipe, not a file; give another file name")
+    if not os.access(target, os.W_OK):
+        raise RequestError(
+            f"cannot save {path}: the file there is write-protected; give another name, "
+            f"or type chmod u+w {shlex.quote(str(target))}"
+        )
+    if about.st_size and not _is_session(target):
+        raise RequestError(f"cannot save {path}: it holds another file that is no session; give another name")
+    return stat.S_IMODE(mode)
 
 
 def read(path: str | os.PathLike[str]) -> SavedFile:
@@ -308,27 +333,19 @@ def _pieces(tensor: Tensor, scratch: Tensor) -> Iterator[memoryview]:
         yield from _pieces(tensor[half:], scratch)
 
 
-def _mode_to_keep(path: Path, target: Path) -> int | None:
-    """The permissions of the file that will be replaced, None if there is none; RequestError if it must stay."""
-    try:
-        mode = target.stat().st_mode
-    except FileNotFoundError:
-        return None
-    if stat.S_ISDIR(mode):
-        raise RequestError(f"cannot save {path}: it is a folder; give a file name, for example {path / 'session.ws'}")
-    if not stat.S_ISREG(mode):
-        raise RequestError(f"cannot save {path}: it is a device or a pipe, not a file; give another file name")
-    if not os.access(target, os.W_OK):
-        raise RequestError(
-            f"cannot save {path}: the file there is write-protected; give another name, "
-            f"or type chmod u+w {shlex.quote(str(target))}"
-        )
-    return stat.S_IMODE(mode)
+def _is_session(file: Path) -> bool:
+    """Whether the file's header can be read and names our format; the data may be damaged."""
+    with open(file, "rb") as opened, contextlib.suppress(ValueError, LookupError, TypeError, RecursionError):
+        length = int.from_bytes(opened.read(8), "little")
+        return length <= MAX_HEADER and json.loads(opened.read(length))["__metadata__"]["format"] == FORMAT
+    return False
 
 
 def _not_saved(path: Path, folder: Path, error: OSError, size: int) -> WakesightError:
     what = f"cannot save {path}"
     match error.errno:
+        case errno.ENOENT if folder.is_dir():  # /proc and its like
+            return RequestError(f"{what}: no file can be made in {folder}; save elsewhere")
         case errno.ENOENT | errno.ENOTDIR:
             quoted = shlex.quote(str(folder))
             return RequestError(f"{what}: there is no folder {folder}; type mkdir -p {quoted}, or save elsewhere")
@@ -359,6 +376,14 @@ def _sync_folder(folder: Path) -> None:
 
 def _map(path: Path) -> mmap.mmap:
     """A private, writable map of a file whose layout the library has accepted."""
+    for _ in range(TRIES):
+        if (mapped := _map_unless_replaced(path)) is not None:
+            return mapped
+    raise RequestError(f"{path} changed while it was being read; load it again when nobody writes it")
+
+
+def _map_unless_replaced(path: Path) -> mmap.mmap | None:
+    """None if the file changed meanwhile: the library may then have seen another one than we did."""
     try:
         mode = path.stat().st_mode
         if stat.S_ISDIR(mode):
@@ -381,8 +406,8 @@ def _map(path: Path) -> mmap.mmap:
     except OSError as error:
         raise _not_read(path, error) from error
     unchanged = os.path.samestat(opened, now) and opened.st_mtime_ns == now.st_mtime_ns
-    if not unchanged or len(mapped) != now.st_size:  # the library may have seen another file than we did
-        raise RequestError(f"{path} changed while it was being read; load it again when nobody writes it")
+    if not unchanged or len(mapped) != now.st_size:
+        return None
     if isinstance(refused, OSError):
         raise _not_read(path, refused) from refused
     if refused is not None:

@@ -57,7 +57,8 @@ class Pool:
     def lease(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Lease:
         """A tensor with undefined content (NaN under `poison`). Raises WorkError when memory runs out."""
         try:
-            tensor = torch.empty(tuple(shape), dtype=dtype, device=device)
+            with torch.inference_mode(False):  # else it could not be written to outside the caller's inference mode
+                tensor = torch.empty(tuple(shape), dtype=dtype, device=device)
         except (RuntimeError, MemoryError) as error:  # torch.OutOfMemoryError is a RuntimeError
             size = torch.Size(shape).numel() * dtype.itemsize
             raise WorkError(

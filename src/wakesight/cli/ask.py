@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from wakesight.cli.common import (
+    checked_text,
     model_options,
+    once,
     peak_memory_bytes,
     print_json,
     read_text,
@@ -26,9 +28,15 @@ if TYPE_CHECKING:
 
 @click.command("ask", short_help="Answer questions about a long document.")
 @click.option("--model", default=None, help="Bundled name (smollm2), model folder, .gguf file or hub id.")
-@click.option("--context", default=None, help="Document: a UTF-8 text file, or - for standard input.")
-@click.option("--session", "session_file", default=None, help="A session saved by wakesight prefill, instead.")
-@click.option("--question", "question_list", multiple=True, help="A question; may be given several times.")
+@click.option(
+    "--context", multiple=True, callback=once, help="Document: a UTF-8 text file, or - for standard input."
+)
+@click.option(
+    "--session", "session_file", multiple=True, callback=once, help="A session saved by wakesight prefill, instead."
+)
+@click.option(
+    "--question", "question_list", multiple=True, callback=checked_text, help="A question; may be given several times."
+)
 @click.option("--questions", "questions_file", default=None, help="A file with one question per line.")
 @policy_options
 @reading_options

@@ -30,6 +30,32 @@ def model_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return click.option("--dtype", default=None, help="float32 (default on CPU), bfloat16 or float16.")(command)
 
 
+def once(_: click.Context, option: click.Parameter, values: tuple[str, ...]) -> str | None:
+    """Callback of an option declared `multiple`, of which only one makes sense: click would take the last in silence."""
+    if len(values) > 1:
+        raise RequestError(f"{option.opts[0]} is given {len(values)} times; give it once")
+    return values[0] if values else None
+
+
+def checked_text(_: click.Context, option: click.Parameter, value: Any) -> Any:
+    """Callback of an option that a tokenizer will read: what the shell gave must be UTF-8."""
+    for text in (value,) if isinstance(value, str) else value or ():
+        if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
+            raise RequestError(f"{option.opts[0]} is not UTF-8 text; type it in a UTF-8 terminal")
+    return value
+
+
+def read_names(text: str) -> list[str]:
+    """Comma-separated names; settings of a method keep their commas ("snapkv:window=16,kernel=5")."""
+    names: list[str] = []
+    for part in filter(None, (piece.strip() for piece in text.split(","))):
+        if names and "=" in part and ":" not in part:
+            names[-1] += "," + part
+        else:
+            names.append(part)
+    return names
+
+
 def read_text(source: str, what: str) -> str:
     """A UTF-8 file, or stdin for "-", exactly as it is. Raises RequestError for a missing or binary file."""
     try:

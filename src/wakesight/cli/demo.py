@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from wakesight.cli.common import model_options, print_json, progress, shared_options, show_bytes
+from wakesight.cli.common import checked_text, model_options, print_json, progress, shared_options, show_bytes
 from wakesight.policy import Policy
 
 FRACTIONS = (1.0, 0.5, 0.3, 0.1)
@@ -22,7 +22,9 @@ CLUES = ("telephone number", "archive number")  # where the document answers; on
 @click.command("demo")
 @click.option("--model", default="smollm2", show_default=True, help="As for ask.")
 @click.option("--scorer", default="keydiff", show_default=True, help="See wakesight methods.")
-@click.option("--question", "questions", multiple=True, default=QUESTIONS, show_default=True)
+@click.option(
+    "--question", "questions", multiple=True, default=QUESTIONS, show_default=True, callback=checked_text
+)
 @click.option("--png", default=None, help="Also draw which tokens were kept into this PNG file.")
 @model_options
 @shared_options

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from wakesight.cli.common import model_options, print_json, shared_options
+from wakesight.cli.common import model_options, print_json, read_names, shared_options
 from wakesight.errors import RequestError
 
 if TYPE_CHECKING:
@@ -79,8 +79,8 @@ def command(
 
     module = find_suite(suite)
     arms = make_arms(
-        _names(arguments["methods"]), _names(arguments["allocations"]), _fractions(arguments["keep"]),
-        evicted=_names(arguments["evicted"]), unit=arguments["unit"], page_size=arguments["page_size"],
+        read_names(arguments["methods"]), read_names(arguments["allocations"]), _fractions(arguments["keep"]),
+        evicted=read_names(arguments["evicted"]), unit=arguments["unit"], page_size=arguments["page_size"],
     )  # fmt: skip
     part = _shard(shard)
     for name in ("length", "items"):
@@ -90,7 +90,7 @@ def command(
     data = arguments["data"]
     options = SuiteOptions(
         length=arguments["length"], items=arguments["items"], seed=arguments["seed"],
-        count=lambda text: len(loaded.encode(text)), tasks=tuple(_names(arguments["tasks"])),
+        count=lambda text: len(loaded.encode(text)), tasks=tuple(read_names(arguments["tasks"])),
         data=None if data is None else Path(data),
     )  # fmt: skip
     plan = Plan(
@@ -129,20 +129,9 @@ def show(summary: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _names(text: str) -> list[str]:
-    """Comma-separated names; settings of a method keep their commas ("snapkv:window=16,kernel=5")."""
-    names: list[str] = []
-    for part in filter(None, (piece.strip() for piece in text.split(","))):
-        if names and "=" in part and ":" not in part:
-            names[-1] += "," + part
-        else:
-            names.append(part)
-    return names
-
-
 def _fractions(text: str) -> list[float]:
     try:
-        return [float(part) for part in _names(text)]
+        return [float(part) for part in read_names(text)]
     except ValueError:
         raise RequestError(f"--keep {text} is no list of fractions; write for example --keep 0.1,0.3,0.5") from None
 
@@ -151,7 +140,7 @@ def _shard(text: str | None) -> tuple[int, int]:
     if text is None:
         return 0, 1
     index, slash, count = text.partition("/")
-    if not (slash and index.isdigit() and count.isdigit() and int(index) < int(count)):
+    if not (slash and index.isdecimal() and count.isdecimal() and int(index) < int(count)):
         raise RequestError(f"--shard {text} is no shard; write 0/2 and 1/2 for the halves of a run")
     return int(index), int(count)
 

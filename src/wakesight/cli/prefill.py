@@ -10,7 +10,15 @@ from typing import Any
 import click
 
 from wakesight.cli.ask import kept_summary
-from wakesight.cli.common import model_options, peak_memory_bytes, print_json, shared_options, show_bytes
+from wakesight.cli.common import (
+    model_options,
+    once,
+    peak_memory_bytes,
+    print_json,
+    read_names,
+    shared_options,
+    show_bytes,
+)
 from wakesight.cli.policy import make_policy, policy_options
 from wakesight.cli.sessions import Reading, read_document, reading_options
 from wakesight.errors import RequestError
@@ -18,9 +26,14 @@ from wakesight.errors import RequestError
 
 @click.command("prefill", short_help="Read a document once and save the session.")
 @click.option("--model", required=True, help="Bundled name (smollm2), model folder, .gguf file or hub id.")
-@click.option("--context", required=True, help="Document: a UTF-8 text file, or - for standard input.")
-@click.option("--save", required=True, help="File to write, for example report.ws.")
-@click.option("--record", multiple=True, help="A scorer or signal to record for later, for example h2o.")
+@click.option(
+    "--context", required=True, multiple=True, callback=once, help="Document: a UTF-8 text file, or - for standard input."
+)
+@click.option("--save", required=True, help="File to write, for example report.ws; an older session is replaced.")
+@click.option(
+    "--record", multiple=True,
+    help="Scorers or signals to record for later, comma-separated, for example h2o; may be given several times.",
+)
 @policy_options
 @reading_options
 @model_options
@@ -36,9 +49,9 @@ def command(
     wakesight ask --session report.ws --question "Who signed it?"
     """
     policy = make_policy(default_keep=None, **choices)
-    _check_target(Path(save))
+    _check_target(Path(save), context)
     reading = Reading(model, context, instruction, no_chat, chunk, device, dtype)
-    with read_document(reading, policy, record) as session:
+    with read_document(reading, policy, tuple(name for names in record for name in read_names(names))) as session:
         session.save(save)
         size = Path(save).stat().st_size
         if as_json:
@@ -51,7 +64,7 @@ def command(
             click.echo(f"{save}: {show_bytes(size)}; {kept_summary(session)}", err=True)
 
 
-def _check_target(path: Path) -> None:
+def _check_target(path: Path, context: str) -> None:
     """Refuse what cannot be written before minutes are spent on reading; saving itself checks the rest."""
     folder = path.absolute().parent
     if path.is_dir():
@@ -60,3 +73,8 @@ def _check_target(path: Path) -> None:
         raise RequestError(f"--save {path}: there is no folder {folder}; make it first, or save elsewhere")
     if not os.access(folder, os.W_OK):
         raise RequestError(f"--save {path}: writing in {folder} is not allowed; save elsewhere")
+    if os.path.realpath(path) == os.path.realpath(context):
+        raise RequestError(f"--save {path} is the document of --context; give another name")
+    from wakesight.cache.files import check_replaceable
+
+    check_replaceable(path)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from wakesight.cli.common import progress, read_text
+from wakesight.cli.common import checked_text, progress, read_text
 from wakesight.errors import RequestError
 from wakesight.policy import Policy
 
@@ -23,7 +23,10 @@ def reading_options(command: Callable[..., Any]) -> Callable[..., Any]:
         command
     )
     command = click.option("--no-chat", is_flag=True, help="Plain text, without the model's chat template.")(command)
-    return click.option("--instruction", default=None, help="Text before the document; it is never evicted.")(command)
+    return click.option(
+        "--instruction", default=None, callback=checked_text,
+        help="Text before the document. Of template and instruction, the first 256 tokens are never evicted.",
+    )(command)  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -75,12 +75,20 @@ class Engine(Protocol):
         """Read `tokens` into `state` for good; returns what was overheard. All or nothing."""
         ...
 
+    def check_extension(self, state: SessionState, tokens: Sequence[int]) -> None:
+        """Raise the RequestError that `extend` would, before anything is read."""
+        ...
+
     def cache(self, states: Sequence[SessionState]) -> object:
         """A copy of the states, one row each, in the form the engine's own generation loop continues from."""
         ...
 
     def recording(self, window: int, record: tuple[str, ...]) -> Recording:
         """Fresh recorders for all attention layers: the last `window` queries, and the signals of `record`."""
+        ...
+
+    def check_open(self) -> None:
+        """Raise RequestError if the engine was closed."""
         ...
 
     def fingerprint(self) -> str:

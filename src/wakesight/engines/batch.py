@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
 
 from torch import Tensor
 
 from wakesight.core import Answer
-from wakesight.engines.session import Session, SessionStats, ask_together
-from wakesight.errors import RequestError
+from wakesight.engines.session import Session, SessionStats, ask_together, one_engine
+from wakesight.errors import RequestError, WorkError
 from wakesight.policy import Policy
 
 
@@ -23,6 +24,7 @@ class SessionBatch(Sequence[Session]):
         if not sessions:
             raise RequestError("a batch needs at least one session")
         self._rows = list(sessions)
+        one_engine(self._rows)
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -38,9 +40,20 @@ class SessionBatch(Sequence[Session]):
         return _all_or_none(self._rows, lambda row: row.compact(policy))
 
     def append(self, texts: Sequence[str | Sequence[int]]) -> None:
-        """Continue each row by its own text, as `Session.append` does."""
-        for row, text in zip(self._rows, texts, strict=True):
-            row.append(text)
+        """Continue each row by its own text, as `Session.append` does.
+
+        A text that any row refuses changes no row; a failure while reading (lack of memory) leaves the rows
+        before it continued, and says how many.
+        """
+        engine = self._rows[0].engine
+        ids = [row.text_ids(text) for row, text in zip(self._rows, self._one_each(texts), strict=True)]
+        for row, tokens in zip(self._rows, ids, strict=True):
+            engine.check_extension(row.state, tokens)
+        for done, (row, tokens) in enumerate(zip(self._rows, ids, strict=True)):
+            try:
+                row.append(tokens)
+            except WorkError as error:
+                raise WorkError(f"{done} of {len(ids)} rows were continued, then: {error}") from error
 
     def ask(self, questions: str | Sequence[str | Sequence[int]], *, max_new_tokens: int = 128) -> list[Answer]:
         """One answer per row. questions: one text for all rows, or a list with one per row."""
@@ -52,7 +65,10 @@ class SessionBatch(Sequence[Session]):
 
     def cache(self) -> object:
         """A copy of all rows as one transformers Cache: `model.generate(padded_question_ids, cache=...)` goes on."""
-        return self._rows[0].engine.cache([row.state for row in self._rows])
+        with contextlib.ExitStack() as stack:
+            for row in self._rows:
+                stack.enter_context(row.exclusively())
+            return self._rows[0].engine.cache([row.state for row in self._rows])
 
     @property
     def stats(self) -> list[SessionStats]:

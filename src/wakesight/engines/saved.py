@@ -76,6 +76,7 @@ def save(session: Session, path: str | os.PathLike[str]) -> None:
 
 def load(path: str | os.PathLike[str], engine: Engine) -> Session:
     """Open a saved session; see `Session.load`."""
+    engine.check_open()
     saved = files.read(path)
     check_model(saved, engine)
     tokens = tuple(saved.tensor("tokens", [None], torch.int32).tolist())

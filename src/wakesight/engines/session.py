@@ -7,10 +7,14 @@ small.ask("...")                    # the child is restored after every answer
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Concatenate, NoReturn, ParamSpec, TypeVar, cast
 
 from torch import Tensor
 
@@ -52,6 +56,20 @@ class SessionStats:
     compact_s: float
 
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _alone(method: Callable[Concatenate[Session, P], R]) -> Callable[Concatenate[Session, P], R]:
+    """Refuse the call while another one runs on the same session."""
+
+    def call(self: Session, *args: P.args, **kwargs: P.kwargs) -> R:
+        with self.exclusively():
+            return method(self, *args, **kwargs)
+
+    return cast("Callable[Concatenate[Session, P], R]", functools.update_wrapper(call, method))
+
+
 class Session:
     """A context that was read once. Made by `Engine.prefill`, or by `compact` as a child.
 
@@ -70,7 +88,7 @@ class Session:
         self.recording = recording
         self._state: SessionState | None = state
         self._rankings: dict[tuple[object, ...], tuple[Ranking, float]] = {}
-        self._answering = False
+        self._busy = threading.Lock()
 
     @property
     def state(self) -> SessionState:
@@ -86,7 +104,7 @@ class Session:
 
     @property
     def kept(self) -> KeptSet | None:
-        """Which entries a child holds; None for a whole session."""
+        """Which entries a child holds; None for a session that was never compacted."""
         return self.state.kept
 
     def signals(self) -> Signals:
@@ -98,6 +116,7 @@ class Session:
             raise RequestError(f"no scorer runs on {self.engine.name}: {self.engine.only_whole}")
         return self.recording.signals(self.state)
 
+    @_alone
     def append(self, text: str | Sequence[int], *, chunk: int = 512) -> None:
         """Continue the context for good: a further part of the document, or a turn that was had.
 
@@ -106,13 +125,13 @@ class Session:
         too much for the model; WorkError on lack of memory.
         """
         state = self.state
-        self._not_answering()
-        ids = self.engine.encode(text) if isinstance(text, str) else list(text)
+        ids = self.text_ids(text)
         start = time.perf_counter()
         self.recording = self.engine.extend(state, ids, self.recording, chunk)
         self.prefill_s += time.perf_counter() - start
         self._rankings = {}
 
+    @_alone
     def compact(self, policy: Policy) -> Session:
         """A child that physically holds only what `policy` keeps. This session stays as it is.
 
@@ -123,7 +142,6 @@ class Session:
         signals were not recorded; WorkError for non-finite scores or lack of memory. Nothing is left behind.
         """
         state = self.state
-        self._not_answering()
         prefix, per_head = self._size(policy)
         start = time.perf_counter()
         if self.engine.only_whole is not None:
@@ -138,6 +156,7 @@ class Session:
         if policy.unit == "page":
             budget = snap(budget, ranking, policy.page_size)
         child = state.compacted(take(ranking, budget), self.engine.growth)
+        child.prefix = max(child.prefix, prefix)  # what this policy protects stays protected
         return self._child(child, policy, score_s, start)
 
     def _child(self, state: SessionState, policy: Policy, score_s: float, start: float) -> Session:
@@ -184,16 +203,17 @@ class Session:
         pieces.finish()
         return answers[0]
 
+    @_alone
     def logits(self, tokens: Sequence[int]) -> Tensor:
         """Logits [token, vocabulary] for ids fed after the context; the session is left as it was."""
-        self._not_answering()
         return self.engine.logits(self.state, tokens)
 
+    @_alone
     def cache(self) -> object:
         """A copy in the engine's own form, a transformers Cache: `model.generate(question_ids, cache=...)` goes on."""
-        self._not_answering()
         return self.engine.cache([self.state])
 
+    @_alone
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write everything this session holds to one file (safetensors; no code in it), to be loaded later.
 
@@ -202,7 +222,6 @@ class Session:
         """
         from wakesight.engines.saved import save
 
-        self._not_answering()
         save(self, path)
 
     @classmethod
@@ -238,9 +257,9 @@ class Session:
             compact_s=self.compact_s,
         )
 
+    @_alone
     def close(self) -> None:
         """Return this session's memory; its children keep theirs. Closing twice is fine."""
-        self._not_answering()
         if self._state is not None:
             self._state.release()
         self._state, self._rankings = None, {}
@@ -267,6 +286,10 @@ class Session:
             self._rankings[key] = (ranking, time.perf_counter() - start)
         return self._rankings[key]
 
+    def text_ids(self, text: str | Sequence[int]) -> list[int]:
+        """Ids of plain text; ids are taken as they are."""
+        return self.engine.encode(text) if isinstance(text, str) else list(text)
+
     def question_ids(self, text: str | Sequence[int]) -> list[int]:
         """Ids that ask `text` behind this context; ids are taken as they are."""
         if not isinstance(text, str):
@@ -276,9 +299,28 @@ class Session:
         frame = self.frame
         return [*self.engine.encode(frame.separator + text), *frame.tail]
 
-    def _not_answering(self) -> None:
-        if self._answering:
-            raise RequestError("this session is answering a question; wait for it, or ask a second child")
+    @contextlib.contextmanager
+    def exclusively(self) -> Iterator[None]:
+        """One call at a time, from whatever thread: answers are written into the session's own storage."""
+        if not self._busy.acquire(blocking=False):
+            raise RequestError("this session is answering or being changed; wait for it, or ask a second child")
+        try:
+            yield
+        finally:
+            self._busy.release()
+
+    def __reduce__(self) -> NoReturn:
+        raise RequestError("a session cannot be copied or pickled; use compact(Policy(keep=1)), or save(path)")
+
+
+def one_engine(sessions: Sequence[Session]) -> Engine:
+    """The engine of all these sessions. Raises RequestError if there are several, or one session occurs twice."""
+    engine = sessions[0].engine
+    if any(session.engine is not engine for session in sessions):
+        raise RequestError("the sessions belong to different engines; keep each engine's sessions together")
+    if len({id(session) for session in sessions}) < len(sessions):
+        raise RequestError("a session occurs twice in this batch; its rows would write into each other")
+    return engine
 
 
 def ask_together(
@@ -290,19 +332,12 @@ def ask_together(
     Children with kept sets of any shape go together: every row attends over its own entries, and the model's
     weights are read once per step for all of them. Raises RequestError as `Session.ask` does.
     """
-    for session in sessions:
-        session._not_answering()
-    engine = sessions[0].engine
-    if any(session.engine is not engine for session in sessions):
-        raise RequestError("the sessions belong to different engines; ask each engine's sessions together")
-    ids = [session.question_ids(question) for session, question in zip(sessions, questions, strict=True)]
-    for session in sessions:
-        session._answering = True
-    try:
-        rows = engine.generate([session.state for session in sessions], ids, max_new_tokens, on_token)
-    finally:
+    engine = one_engine(sessions)
+    with contextlib.ExitStack() as stack:
         for session in sessions:
-            session._answering = False
+            stack.enter_context(session.exclusively())
+        ids = [session.question_ids(question) for session, question in zip(sessions, questions, strict=True)]
+        rows = engine.generate([session.state for session in sessions], ids, max_new_tokens, on_token)
     return [_answer(row, engine.decode(row.tokens)) for row in rows]
 
 

@@ -367,6 +367,3 @@ def test_indexed_rows_do_not_go_together():
     assert join([row_of(layer, 0)]) is layer
     with pytest.raises(RequestError, match="sparse indexer cannot run several sequences at once"):
         join([row_of(layer, 0), row_of(layer, 0)])
-    layer.rows.append(layer.rows[0])
-    with pytest.raises(RequestError, match="ask row by row"):
-        layer.update(noise(2, 2, 1, DIM), noise(2, 2, 1, VALUE_DIM))

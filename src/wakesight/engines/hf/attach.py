@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -27,13 +28,15 @@ def attach(model: Any, implementation: str) -> Callable[[], None]:
     """Prepare `model` (implementation: "sdpa" or "eager"); returns the function that undoes it."""
     attention.register()
     before = model.config._attn_implementation
+    if before in (attention.SDPA, attention.EAGER):
+        raise RequestError("this model belongs to an engine already; use that engine, or close() it first")
     chosen = {"sdpa": attention.SDPA, "eager": attention.EAGER}.get(implementation)
     if chosen is None:
         raise RequestError(f"attention {implementation!r} is unknown; use sdpa or eager")
     model.set_attn_implementation(chosen)
     restore = [
         linear.split_one_token(model),
-        override(model, "forward", _forward),
+        override(model, "forward", functools.partial(_forward, model.config)),
         override(model, "prepare_inputs_for_generation", _prepare),
     ]
 
@@ -48,8 +51,7 @@ def attach(model: Any, implementation: str) -> Callable[[], None]:
 def override(model: Any, name: str, wrap: Callable[[Any], Any]) -> Callable[[], None]:
     """Give this one model `wrap(its bound method)` under `name`; returns the function that undoes it."""
     own = vars(model).get(name)
-    stock = getattr(model, name)
-    setattr(model, name, wrap(stock))
+    setattr(model, name, _Override(model, name, wrap(getattr(model, name))))
 
     def undo() -> None:
         if own is None:
@@ -60,17 +62,33 @@ def override(model: Any, name: str, wrap: Callable[[Any], Any]) -> Callable[[], 
     return undo
 
 
+class _Override:
+    """A method of one model object. A deep copy of the model gets its class's own method instead."""
+
+    def __init__(self, model: Any, name: str, call: Any) -> None:
+        functools.update_wrapper(self, call)
+        self._model, self._name, self._call = model, name, call
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._call(*args, **kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return types.MethodType(getattr(type(self._model), self._name), memo[id(self._model)])
+
+
 def session_cache(kwargs: dict[str, Any]) -> SessionCache | None:
     """Our cache among the arguments of a forward pass, under either of its names."""
     return next((kwargs[name] for name in _CACHE_NAMES if isinstance(kwargs.get(name), SessionCache)), None)
 
 
-def _forward(stock: Any) -> Any:
+def _forward(config: Any, stock: Any) -> Any:
     @functools.wraps(stock)
     def forward(*args: Any, **kwargs: Any) -> Any:
         cache = session_cache(kwargs)
         if cache is None:
             return stock(*args, **kwargs)
+        if cache.config is not config:
+            raise RequestError("this cache was made by another model; its entries mean nothing to this one")
         return _continued(stock, cache, {**inspect.signature(stock).bind_partial(*args).arguments, **kwargs})
 
     return forward

@@ -28,6 +28,7 @@ class SessionCache(Cache):
     def __init__(
         self, config: Any, states: Sequence[SessionState], *, latent: bool = False, stepwise: bool = False
     ) -> None:
+        self.config = config  # of the model it belongs to
         self.tokens = [state.tokens for state in states]
         self.fresh = True  # nothing was appended yet
         self.stepwise = stepwise
@@ -64,6 +65,7 @@ class SessionCache(Cache):
     def row(self, index: int) -> SessionCache:
         """One row as a cache of its own, on the same slots; `take_rows` puts it back."""
         single = SessionCache.__new__(SessionCache)
+        single.config = self.config
         single.tokens, single.fresh, single.stepwise = [self.tokens[index]], self.fresh, self.stepwise
         single._states = [self._states[index]]
         Cache.__init__(single, layers=[row_of(layer, index) for layer in self.layers])
@@ -83,7 +85,7 @@ class SessionCache(Cache):
             return first
         whole = cls.__new__(cls)
         whole.tokens, whole.fresh = [row.tokens[0] for row in rows], all(row.fresh for row in rows)
-        whole.stepwise = first.stepwise
+        whole.config, whole.stepwise = first.config, first.stepwise
         whole._states = [state for row in rows for state in row._states]
         Cache.__init__(whole, layers=[join(parts) for parts in zip(*(r.layers for r in rows), strict=True)])
         return whole

@@ -73,6 +73,11 @@ class HFEngine:
         found: torch.device = self.model.device
         return found
 
+    def check_open(self) -> None:
+        """Raise RequestError after `close`."""
+        if self._detach is None:
+            raise RequestError("this engine is closed; load the model again")
+
     def close(self) -> None:
         """Give the model back as it was before `load`; sessions of this engine cannot be asked any more."""
         if self._detach is not None:
@@ -145,16 +150,21 @@ class HFEngine:
 
         Raises RequestError for no tokens or too many for the model; WorkError on lack of memory.
         """
-        if not tokens:
-            raise RequestError("there is nothing to append; give at least one token")
+        self.check_extension(state, tokens)
         _check_chunk(chunk)
-        self._check_room(state.logical_length + len(tokens), self._limit(state.logical_length))
         held = state.physical_lengths
         try:
             return self._read(state, self._checked_ids(tokens), recording.continued(state), chunk, None)
         except BaseException as error:
             state.truncate(held)
             raise _explained(error, "append") from error
+
+    def check_extension(self, state: SessionState, tokens: Sequence[int]) -> None:
+        """Raise the RequestError that `extend` would, before anything is read."""
+        if not tokens:
+            raise RequestError("there is nothing to append; give at least one token")
+        self._checked_ids(tokens)
+        self._check_room(state.logical_length + len(tokens), self._limit(state.logical_length))
 
     def _read(
         self, state: SessionState, tokens: Sequence[int], recording: Recording, chunk: int,
@@ -180,8 +190,9 @@ class HFEngine:
 
     def forward(self, module: Any, ids: Tensor, cache: SessionCache, position: int, **keywords: Any) -> Any:
         """One forward pass over `ids` [1, q] at logical positions position, position + 1, ..."""
-        if self._detach is None:
-            raise RequestError("this engine is closed; load the model again")
+        self.check_open()
+        if torch.is_autocast_enabled(ids.device.type):
+            raise RequestError("autocast mixes dtypes in a cache; leave it, and load the model with dtype='bfloat16'")
         positions = torch.arange(position, position + ids.shape[1], device=ids.device)[None]
         with compat.no_grad(), cache.forward_pass():
             return module(input_ids=ids, position_ids=positions, **forward_keywords(module, cache), **keywords)
@@ -270,6 +281,7 @@ class HFEngine:
 
     def cache(self, states: Sequence[SessionState]) -> SessionCache:
         """A copy of the states as one transformers Cache; its memory returns to the pool with the object."""
+        self.check_open()
         return self.continuing([state.copy(self.growth) for state in states])
 
     def fingerprint(self) -> str:
