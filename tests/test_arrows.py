@@ -15,7 +15,7 @@ import wakesight
 
 PACKAGE = Path(wakesight.__file__).parent
 ORDER = [
-    {"errors", "core", "registry"},
+    {"errors", "arguments", "core", "registry"},
     {"models"},
     {"signals"},
     {"scores"},

@@ -33,7 +33,7 @@ def shown(value: Any) -> str:
 
 def as_whole(value: Any) -> int | None:
     """`value` as a Python int; None for what is no whole number (a bool is none)."""
-    if isinstance(value, bool) or getattr(value, "ndim", 0) or getattr(value, "dtype", None) is torch.bool:
+    if isinstance(value, bool) or getattr(value, "ndim", None) or getattr(value, "dtype", None) is torch.bool:
         return None
     try:
         return operator.index(value)
@@ -106,7 +106,8 @@ def _check_iterable(value: Any, name: str, wanted: str) -> None:
     if isinstance(value, Mapping):
         raise RequestError(f"{name} is {_ENCODED if 'input_ids' in value else f'{shown(value)}; give {wanted}'}")
     if isinstance(value, str):
-        raise RequestError(f"{name} must be {wanted}, not the text {shown(value)}; engine.encode(text) gives its ids")
+        advice = "; engine.encode(text) gives its ids" if wanted == "token ids" else ""
+        raise RequestError(f"{name} must be {wanted}, not the text {shown(value)}{advice}")
     if isinstance(value, (bytes, bytearray, memoryview)):
         raise RequestError(f"{name} is {shown(value)}; decode bytes first: .decode('utf-8')")
     if isinstance(value, Set):
@@ -121,10 +122,8 @@ def _row(value: Tensor | np.ndarray[Any, Any], name: str) -> list[Any]:
         return list(value.tolist())
     if value.ndim == 0:
         advice = "put a single id into a list"
-    elif value.ndim == 2 and value.shape[0] == 1:
-        advice = "one row is wanted, take ids[0]"
     else:
-        advice = "one row is wanted; several contexts go to prefill_batch"
+        advice = "one row is wanted" + (", take ids[0]" if value.ndim == 2 and value.shape[0] == 1 else "")
     raise RequestError(f"{name} has the shape {list(value.shape)}: {advice}")
 
 
@@ -134,7 +133,27 @@ def _check_integers(value: Tensor | np.ndarray[Any, Any], name: str) -> None:
     else:
         whole = value.dtype.kind in "iu" or not value.size
     if not whole:
-        raise RequestError(f"{name} has the dtype {value.dtype}, but token ids are whole numbers; give integers")
+        raise RequestError(f"{name} has the dtype {value.dtype}, but whole numbers are wanted; give integers")
+
+
+def several_contexts(value: Any, padded: bool) -> list[Any]:
+    """The contexts of a batch, each a text or ids; as lists of ids where the caller gave a mask (`padded`) too."""
+    if isinstance(value, str):
+        raise RequestError("prefill_batch reads several contexts; give a list of texts, or use prefill for one")
+    if isinstance(value, (Tensor, np.ndarray)) and value.dtype != object and getattr(value.dtype, "kind", "") != "U":
+        return padded_ids(value, "texts")
+    if isinstance(value, Mapping) and "input_ids" in value:
+        raise RequestError(f"texts is {_ENCODED}")
+    if isinstance(value, (bytes, Mapping, Set, type)) or not isinstance(value, Iterable):
+        raise RequestError(f"prefill_batch reads a list of contexts, each a text or token ids, not {shown(value)}")
+    contexts = list(value)
+    if contexts and as_whole(contexts[0]) is not None:
+        raise RequestError("prefill_batch reads a list of contexts; for one list of token ids use prefill")
+    if not padded:
+        return contexts
+    if any(isinstance(context, str) for context in contexts):
+        raise RequestError("attention_mask belongs to a tensor of padded ids; leave it out for a list of texts")
+    return padded_ids(contexts, "texts")
 
 
 def padded_ids(value: Any, name: str) -> list[list[int]]:
@@ -148,8 +167,8 @@ def padded_ids(value: Any, name: str) -> list[list[int]]:
     rows = [token_ids(row, f"row {at} of {name}") for at, row in enumerate(value)]
     if len({len(row) for row in rows}) > 1:
         raise RequestError(
-            f"{name} has rows of {sorted({len(row) for row in rows})} tokens; pad them to one length, or leave "
-            "attention_mask out"
+            f"attention_mask belongs to a tensor or to rows of padded ids, but {name} has rows of several lengths; "
+            "leave it out for a list of contexts"
         )
     return rows
 
@@ -159,7 +178,7 @@ def mask_of(value: Any, name: str = "attention_mask") -> Tensor:
     if isinstance(value, Mapping):
         raise RequestError(f"{name} is {shown(value)}; give rows of 0 and 1, as a tokenizer makes them")
     try:
-        mask = torch.as_tensor(value)
+        mask = value if isinstance(value, Tensor) else torch.from_numpy(np.array(value))
         seen = mask.bool()
         plain = bool((mask == seen).all())
     except (TypeError, ValueError, RuntimeError):

@@ -6,12 +6,13 @@ Takes names, fields or method objects; gives methods to the session and plain JS
 from __future__ import annotations
 
 import dataclasses
-import operator
 import typing
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from wakesight.arguments import as_whole, shown
 from wakesight.budget.base import Allocation, DataFree, ScoreBased
 from wakesight.budget.rounding import check_keep
 from wakesight.budget.table import allocation, allocation_spec
@@ -98,13 +99,23 @@ class Policy:
             value = getattr(self, name)
             if value is None and name != "page_size":
                 continue
-            if (number := _whole(value)) is None:
+            if (number := as_whole(value)) is None:
                 raise RequestError(f"{name}={value!r} must be a whole number")
             object.__setattr__(self, name, number)
+        for name in ("scorer", "allocation"):
+            if isinstance(method := getattr(self, name), type):
+                raise RequestError(f"{name}={method.__name__} is a class; make one: {name}={method.__name__}()")
         if not isinstance(self.scorer, str) and not hasattr(self.scorer, "score"):
             raise RequestError(f"scorer={self.scorer!r} is neither a name nor an object with a score method")
+        try:
+            hash(self.scorer)
+        except TypeError:
+            raise RequestError(
+                f"the scorer {type(self.scorer).__name__} cannot be hashed, so its scores could not be kept for other "
+                "sizes; make it a frozen dataclass of plain values"
+            ) from None
         if isinstance(self.allocation, tuple):
-            counts = tuple(map(_whole, self.allocation))
+            counts = tuple(map(as_whole, self.allocation))
             if None in counts:
                 raise RequestError(f"explicit allocations are whole numbers per attention layer, got {self.allocation}")
             object.__setattr__(self, "allocation", counts)
@@ -149,18 +160,17 @@ class Policy:
 
     @classmethod
     def from_json(cls, plain: dict[str, Any]) -> Policy:
-        """Inverse of `to_json`. Raises RequestError for unknown fields."""
+        """Inverse of `to_json`. Raises RequestError for unknown fields, or what is no dict."""
+        if not isinstance(plain, Mapping):
+            raise RequestError(f"{shown(plain)} is no policy; give the dict that to_json made")
         known = {f.name for f in dataclasses.fields(cls)}
         if unknown := sorted(plain.keys() - known):
             raise RequestError(f"a policy has no field {unknown[0]!r}; fields: {', '.join(sorted(known))}")
         return cls(**plain)
 
 
-def _whole(value: Any) -> int | None:
-    """`value` as a Python int; None for what is no whole number (a bool is none)."""
-    if isinstance(value, bool):
-        return None
-    try:
-        return operator.index(value)
-    except TypeError:
-        return None
+def need_policy(value: object) -> Policy:
+    """`value`, or a RequestError for what is no policy: a size or a name alone is none."""
+    if not isinstance(value, Policy):
+        raise RequestError(f"{shown(value)} is no policy; give a Policy, for example Policy(keep=0.3)")
+    return value

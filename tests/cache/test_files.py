@@ -420,6 +420,46 @@ def test_a_folder_is_not_replaced(tmp_path):
     )
 
 
+def nested(path: Path) -> None:
+    text = b"[" * 100_000
+    path.write_bytes(len(text).to_bytes(8, "little") + text)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        lambda path: path.write_text("The treaty of 1648. " * 40),
+        lambda path: path.write_text("short"),
+        lambda path: path.write_bytes((10**15).to_bytes(8, "little") + b"{"),
+        lambda path: path.write_bytes((2).to_bytes(8, "little") + b"[]"),
+        lambda path: path.write_bytes((19).to_bytes(8, "little") + b'{"__metadata__": 1}'),
+        lambda path: save_file({"a": torch.ones(2)}, path),
+        lambda path: save_file({"a": torch.ones(2)}, path, {"format": "pt"}),
+        nested,
+    ],
+)
+def test_only_a_session_is_replaced(tmp_path, content):
+    file, link = tmp_path / "mine", tmp_path / "link"
+    content(file)
+    before = file.read_bytes()
+    link.symlink_to(file)
+
+    for name in (file, link):
+        assert refusal(files.write, name, {}, {}) == (
+            f"cannot save {name}: it holds another file that is no session; give another name"
+        )
+    assert file.read_bytes() == before
+    assert sorted(os.listdir(tmp_path)) == ["link", "mine"]
+
+
+@pytest.mark.parametrize("change", [lambda blob: b"", lambda blob: blob[:-7], lambda blob: blob[:-1] + b"?"])
+def test_an_empty_file_and_a_damaged_session_may_be_replaced(path, change):
+    path.write_bytes(change(path.read_bytes()))
+    files.write(path, {"new": True}, {})
+
+    assert files.read(path).header == {"new": True}
+
+
 def test_a_pipe_is_neither_replaced_nor_opened(tmp_path):
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
@@ -445,9 +485,18 @@ def test_a_write_protected_file_is_kept(path, monkeypatch):
 
 def test_a_folder_without_permission(path, monkeypatch):
     monkeypatch.setattr(files, "open", disk_says(errno.EACCES), raising=False)
+    new = path.with_name("new.ws")
 
-    assert refusal(files.write, path, {}, {}) == (
-        f"cannot save {path}: writing in {path.parent} is not allowed (Permission denied); save elsewhere"
+    assert refusal(files.write, new, {}, {}) == (
+        f"cannot save {new}: writing in {path.parent} is not allowed (Permission denied); save elsewhere"
+    )
+    assert refusal(files.write, path, {}, {}) == f"reading {path} is not allowed; type chmod u+r {path}"
+
+
+@LINUX
+def test_a_folder_that_takes_no_files():
+    assert refusal(files.write, "/proc/a.ws", {}, {}) == (
+        "cannot save /proc/a.ws: no file can be made in /proc; save elsewhere"
     )
 
 
@@ -884,6 +933,24 @@ def test_a_file_that_goes_or_changes_between_the_map_and_the_check(path, monkeyp
     monkeypatch.setattr(files, "safe_open", late)
 
     assert refusal(files.read, path) == expected.format(path)
+
+
+@pytest.mark.parametrize(("times", "enough"), [(files.TRIES - 1, True), (files.TRIES, False)])
+def test_a_file_that_is_replaced_meanwhile_is_mapped_again(path, monkeypatch, times, enough):
+    replaced = []
+
+    def late(*arguments, **keywords):
+        if len(replaced) < times:
+            replaced.append(len(replaced))
+            files.write(path, {"new": len(replaced)}, {})
+        return safe_open(*arguments, **keywords)
+
+    monkeypatch.setattr(files, "safe_open", late)
+
+    if enough:
+        assert files.read(path).header == {"new": times}
+    else:
+        assert "changed while it was being read" in refusal(files.read, path)
 
 
 # --- what a caller expects of a file -----------------------------------------------------------------------------

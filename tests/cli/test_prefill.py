@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -101,6 +102,28 @@ def test_a_saved_session_may_be_compacted_further(folder, document, target, caps
     assert target.read_bytes() == before
 
 
+def test_what_to_record_may_be_a_list_and_be_given_again(llama, document, target, capsys):
+    words = (
+        "--model",
+        llama,
+        "--context",
+        document,
+        "--save",
+        str(target),
+        "--record",
+        "h2o, snapkv:window=4,kernel=3",
+    )
+    done(capsys, "prefill", *words, "--record", "future_rotation")
+    assert files.read(target).header["recording"]["record"] == ["attention_sums", "future_rotation"]
+
+
+def test_a_session_of_a_relative_folder_opens_from_elsewhere(llama, document, target, capsys, monkeypatch):
+    monkeypatch.chdir(Path(llama).parent)
+    done(capsys, "prefill", "--model", Path(llama).name, "--context", document, "--save", str(target))
+    monkeypatch.chdir(target.parent)
+    assert asked(capsys, target.name)["model"] == llama
+
+
 def test_instruction_and_plain_text_are_kept_with_the_session(llama, document, target, capsys):
     words = ("--model", llama, "--context", document, "--save", str(target))
     done(capsys, "prefill", *words, "--instruction", "Be brief.", "--chunk", "64")
@@ -164,7 +187,7 @@ def saved(llama, tmp_path_factory):
         (("--chunk", "128"), "--chunk belongs to reading"),
         (("--scorer", "knorm"), "needs a size; add --keep, --entries or --fit"),
         (("--unit", "page"), "needs a size"),
-        (("--scorer", "h2o", "--keep", "0.5"), "attention_sums"),
+        (("--scorer", "h2o", "--keep", "0.5"), "(--record attention_sums)"),
         (("--keep", "0.5", "--entries", "4"), "give one size"),
         (("--page-size", "8"), "belongs to --unit page"),
         (("--max-new-tokens", "0"), "at least 1"),
@@ -231,7 +254,8 @@ def test_prefill_needs_all_three(llama, document, target, capsys, missing):
 )
 def test_wrong_choices_leave_no_file(llama, document, target, capsys, words, expected):
     given = {"--model": llama, "--context": document, "--save": str(target)}
-    assert expected in failure(capsys, "prefill", *[w for pair in given.items() for w in pair], *words)
+    given.update(zip(words[::2], words[1::2], strict=True))
+    assert expected in failure(capsys, "prefill", *[w for pair in given.items() for w in pair])
     assert list(target.parent.iterdir()) == []
 
 
@@ -243,6 +267,15 @@ def test_a_place_that_cannot_be_written_is_refused_before_reading(llama, documen
     words = ("prefill", "--model", llama, "--context", document, "--save")
     assert "there is no folder" in failure(capsys, *words, str(target.parent / "none" / "a.ws"))
     assert "is a folder" in failure(capsys, *words, str(target.parent))
+    before = Path(document).read_bytes()
+    model = str(Path(llama) / "model.safetensors")
+    assert "holds another file that is no session; give another name" in failure(capsys, *words, model)
+    (target.parent / "link").symlink_to(document)
+    for name in (document, str(target.parent / "link")):
+        assert "is the document of --context; give another name" in failure(capsys, *words, name)
+    (target.parent / "link").unlink()
+    assert Path(document).read_bytes() == before
+    assert "--context is given 2 times" in failure(capsys, *words, str(target), "--context", document)
     with monkeypatch.context() as patch:
         patch.setattr("wakesight.cli.prefill.os.access", lambda *args: False)
         assert "is not allowed" in failure(capsys, *words, str(target))
@@ -250,7 +283,7 @@ def test_a_place_that_cannot_be_written_is_refused_before_reading(llama, documen
 
 
 def test_a_full_disk_is_exit_1_and_leaves_the_old_file(llama, document, target, capsys, monkeypatch):
-    target.write_text("old")
+    files.write(target, {"old": True}, {})
 
     def full(handle):
         raise OSError(28, "No space left on device")
@@ -258,7 +291,7 @@ def test_a_full_disk_is_exit_1_and_leaves_the_old_file(llama, document, target, 
     monkeypatch.setattr("wakesight.cache.files.os.fsync", full)
     words = ("prefill", "--model", llama, "--context", document, "--save", str(target))
     assert "the disk is full" in failure(capsys, *words, code=1)
-    assert target.read_text() == "old"
+    assert files.read(target).header == {"old": True}
     assert [file.name for file in target.parent.iterdir()] == [target.name]
 
 

@@ -49,7 +49,9 @@ def folder(tmp_path) -> Path:
 
 
 def invoke(command, *words: object):
-    return CliRunner().invoke(command.command, [str(word) for word in words], catch_exceptions=False)
+    names = ["-h", "--help"]  # as under `wakesight`: click remembers them, and test_help reads them
+    words = [str(word) for word in words]
+    return CliRunner().invoke(command.command, words, catch_exceptions=False, help_option_names=names)
 
 
 def contents(folder: Path) -> dict[str, bytes]:

@@ -17,6 +17,7 @@ import torch
 
 from wakesight.cache import files
 from wakesight.engines.hf.engine import load
+from wakesight.engines.saved import about
 from wakesight.engines.session import Session
 from wakesight.errors import RequestError, WorkError
 from wakesight.models.fingerprint import fingerprint
@@ -197,6 +198,29 @@ def test_a_loaded_session_can_be_saved_over_its_own_file(child, llama, tmp_path)
     after.save(path)
     same(after, Session.load(path, llama))
     assert [file.name for file in tmp_path.iterdir()] == ["a.ws"]
+
+
+def test_a_file_of_another_kind_is_not_saved_over(child, tmp_path):
+    document = tmp_path / "report.txt"
+    document.write_text("The keeper wrote the log. " * 9)
+    before = digest(document)
+    with pytest.raises(RequestError, match=r"report\.txt: it holds another file that is no session; give another name"):
+        child.save(document)
+    assert digest(document) == before
+
+
+def test_a_model_given_by_a_relative_place_is_named_by_its_absolute_one(child, tmp_path, monkeypatch):
+    monkeypatch.chdir(tiny.save("llama", tmp_path / "model").parent)
+    (tmp_path / "smollm2").mkdir()
+    for name, expected in (
+        ("model", str(tmp_path / "model")),
+        ("./model", str(tmp_path / "model")),
+        ("smollm2", "smollm2"),  # bundled: what lies in this folder has nothing to do with it
+        ("owner/name", "owner/name"),
+    ):
+        monkeypatch.setattr(child.engine, "name", name)
+        child.save(tmp_path / "a.ws")
+        assert about(tmp_path / "a.ws") == (expected, "float32")
 
 
 def test_a_failed_save_leaves_the_old_file_and_the_session(child, llama, tmp_path, monkeypatch):
@@ -579,7 +603,7 @@ def test_the_good_file_is_good(good, tmp_path):
     ("field", "value", "named"),
     [
         ("scorer", "gatesight", "unknown scorer 'gatesight'"),
-        ("scorer", "snapkv:stride=4", "no setting 'stride=4'"),
+        ("scorer", "snapkv:stride=4", "no setting 'stride'"),
         ("allocation", "ada:left=2", "ada"),
         ("keep", 7, "keep=7"),
         ("later", True, "no field 'later'"),

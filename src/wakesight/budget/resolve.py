@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from wakesight.budget.base import Allocation, Body, BudgetRequest, ScoreBased
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from wakesight.arguments import as_whole, shown
+from wakesight.budget.base import Allocation, Body, BudgetRequest, DataFree, ScoreBased
 from wakesight.budget.flat import Flat
 from wakesight.budget.rounding import keep_to_count
 from wakesight.budget.table import allocation_spec
@@ -71,8 +75,52 @@ def make_budget(
     assert per_head is not None
     request = BudgetRequest(per_head, body.n_body, len(geometry.attention_layers))
     if isinstance(rule, ScoreBased):
-        return Budget(rule.per_head(request, body))
-    return _for_each_head(rule.per_layer(request), body)
+        return Budget(_per_head(rule, request, body))
+    return _for_each_head(_per_layer(rule, request), body)
+
+
+def _per_layer(rule: DataFree, request: BudgetRequest) -> tuple[int, ...]:
+    """What a data-free rule gives, checked: it may be somebody's own."""
+    name = type(rule).__name__
+    counts = _counts(rule.per_layer(request), f"the allocation {name} gave")
+    if len(counts) != request.layers:
+        raise RequestError(
+            f"the allocation {name} gave counts for {len(counts)} layers, but this model has {request.layers} "
+            "attention layers; give one number of entries for each"
+        )
+    return counts
+
+
+def _per_head(rule: ScoreBased, request: BudgetRequest, body: Body) -> tuple[tuple[int, ...], ...]:
+    name = type(rule).__name__
+    found = rule.per_head(request, body)
+    if not isinstance(found, Sequence) or len(found) != len(body.counts):
+        given = f"{len(found)} layers" if isinstance(found, Sequence) else shown(found)
+        raise RequestError(
+            f"the allocation {name} gave {given}, but this model has {len(body.counts)} attention layers; "
+            "give one tuple of counts for each"
+        )
+    layers = tuple(_counts(row, f"the allocation {name} gave layer {at}") for at, row in enumerate(found))
+    for layer, (counts, held) in enumerate(zip(layers, body.counts, strict=True)):
+        if len(counts) != len(held):
+            raise RequestError(
+                f"the allocation {name} gave {len(counts)} heads of attention layer {layer} a count, "
+                f"but it has {len(held)} KV heads; give one number of entries for each"
+            )
+    return layers
+
+
+def _counts(given: Any, who: str) -> tuple[int, ...]:
+    """Whole numbers of at least 0. who: begins the sentence of the RequestError that everything else raises."""
+    if not isinstance(given, Iterable):
+        raise RequestError(f"{who} {shown(given)}; give a tuple of whole numbers")
+    counts = []
+    for count in given:
+        number = as_whole(count)
+        if number is None or number < 0:
+            raise RequestError(f"{who} {shown(count)} entries; give whole numbers of at least 0")
+        counts.append(number)
+    return tuple(counts)
 
 
 def _for_each_head(per_layer: tuple[int, ...], body: Body) -> Budget:

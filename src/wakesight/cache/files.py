@@ -165,7 +165,8 @@ def write(path: str | os.PathLike[str], header: Mapping[str, Any], tensors: Mapp
     comes; nothing else is left behind. A link is followed, and an existing file's permissions are kept. The tensors
     must not change meanwhile. Needs `PIECE` bytes of extra memory, however large they are.
 
-    Raises RequestError if `path` cannot be written or `check_replaceable` refuses it, WorkError if the disk fails, and TypeError or ValueError if `header` is not JSON, or a name is not text or "__metadata__".
+    Raises RequestError if `path` cannot be written or `check_replaceable` refuses it, WorkError if the disk fails,
+    and TypeError or ValueError if `header` is not JSON, or a name is not text or "__metadata__".
     """
     path = Path(path)
     layout = _Layout(path, json.dumps(header, allow_nan=False), tensors)
@@ -208,6 +209,8 @@ def check_replaceable(path: str | os.PathLike[str]) -> int | None:
         about = target.stat()
     except FileNotFoundError:
         return None
+    except OSError as error:
+        raise _not_saved(path, target.parent, error, size=0) from error
     mode = about.st_mode
     if stat.S_ISDIR(mode):
         raise RequestError(f"cannot save {path}: it is a folder; give a file name, for example {path / 'session.ws'}")
@@ -335,10 +338,15 @@ def _pieces(tensor: Tensor, scratch: Tensor) -> Iterator[memoryview]:
 
 def _is_session(file: Path) -> bool:
     """Whether the file's header can be read and names our format; the data may be damaged."""
-    with open(file, "rb") as opened, contextlib.suppress(ValueError, LookupError, TypeError, RecursionError):
-        length = int.from_bytes(opened.read(8), "little")
-        return length <= MAX_HEADER and json.loads(opened.read(length))["__metadata__"]["format"] == FORMAT
-    return False
+    try:
+        with open(file, "rb") as opened:
+            length = int.from_bytes(opened.read(8), "little")
+            text = opened.read(length) if length <= MAX_HEADER else b""
+        return bool(json.loads(text)["__metadata__"]["format"] == FORMAT)
+    except OSError as error:
+        raise _not_read(file, error) from error
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return False
 
 
 def _not_saved(path: Path, folder: Path, error: OSError, size: int) -> WakesightError:

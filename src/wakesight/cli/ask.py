@@ -28,9 +28,7 @@ if TYPE_CHECKING:
 
 @click.command("ask", short_help="Answer questions about a long document.")
 @click.option("--model", default=None, help="Bundled name (smollm2), model folder, .gguf file or hub id.")
-@click.option(
-    "--context", multiple=True, callback=once, help="Document: a UTF-8 text file, or - for standard input."
-)
+@click.option("--context", multiple=True, callback=once, help="Document: a UTF-8 text file, or - for standard input.")
 @click.option(
     "--session", "session_file", multiple=True, callback=once, help="A session saved by wakesight prefill, instead."
 )

@@ -31,7 +31,7 @@ def model_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def once(_: click.Context, option: click.Parameter, values: tuple[str, ...]) -> str | None:
-    """Callback of an option declared `multiple`, of which only one makes sense: click would take the last in silence."""
+    """Callback of an option declared `multiple`, so that a second value is refused and does not win in silence."""
     if len(values) > 1:
         raise RequestError(f"{option.opts[0]} is given {len(values)} times; give it once")
     return values[0] if values else None
@@ -40,7 +40,7 @@ def once(_: click.Context, option: click.Parameter, values: tuple[str, ...]) -> 
 def checked_text(_: click.Context, option: click.Parameter, value: Any) -> Any:
     """Callback of an option that a tokenizer will read: what the shell gave must be UTF-8."""
     for text in (value,) if isinstance(value, str) else value or ():
-        if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
+        if any("\ud800" <= character <= "\udfff" for character in text):
             raise RequestError(f"{option.opts[0]} is not UTF-8 text; type it in a UTF-8 terminal")
     return value
 

@@ -22,9 +22,7 @@ CLUES = ("telephone number", "archive number")  # where the document answers; on
 @click.command("demo")
 @click.option("--model", default="smollm2", show_default=True, help="As for ask.")
 @click.option("--scorer", default="keydiff", show_default=True, help="See wakesight methods.")
-@click.option(
-    "--question", "questions", multiple=True, default=QUESTIONS, show_default=True, callback=checked_text
-)
+@click.option("--question", "questions", multiple=True, default=QUESTIONS, show_default=True, callback=checked_text)
 @click.option("--png", default=None, help="Also draw which tokens were kept into this PNG file.")
 @model_options
 @shared_options

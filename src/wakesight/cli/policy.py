@@ -15,7 +15,10 @@ SIZES = ("keep", "entries", "fit")
 _OPTIONS = (
     click.option("--keep", type=float, default=None, help="Fraction of the entries to keep, 0 < p <= 1."),
     click.option("--entries", type=int, default=None, help="Entries to keep per (layer, KV head) on average."),
-    click.option("--fit", default=None, help="Bytes for KV, growth slack and states, not for what scorers recorded: 500MB, 2GiB."),
+    click.option(
+        "--fit", default=None,
+        help="Memory for KV, growth slack and states (not for what was recorded for scorers): 500MB, 2GiB.",
+    ),
     click.option(
         "--scorer", default="keydiff", show_default=True, help="Which entries matter; see wakesight methods."
     ),
@@ -28,7 +31,8 @@ _OPTIONS = (
     click.option("--page-size", type=int, default=None, help="Positions per page, with --unit page. Default 16."),
     click.option("--page-reduce", default=None, help="A page's score: max (default), mean or sum of its entries'."),
     click.option(
-        "--protect", type=int, default=None, help="Tokens kept at the start. Default: template and instruction, up to 256."
+        "--protect", type=int, default=None,
+        help="Tokens kept at the start. Default: template and instruction, at most 256.",
     ),
     click.option("--pages", type=int, default=None, hidden=True),
     click.option("--attend", type=int, default=None, hidden=True),

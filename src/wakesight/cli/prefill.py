@@ -27,11 +27,16 @@ from wakesight.errors import RequestError
 @click.command("prefill", short_help="Read a document once and save the session.")
 @click.option("--model", required=True, help="Bundled name (smollm2), model folder, .gguf file or hub id.")
 @click.option(
-    "--context", required=True, multiple=True, callback=once, help="Document: a UTF-8 text file, or - for standard input."
+    "--context",
+    required=True,
+    multiple=True,
+    callback=once,
+    help="Document: a UTF-8 text file, or - for standard input.",
 )
 @click.option("--save", required=True, help="File to write, for example report.ws; an older session is replaced.")
 @click.option(
-    "--record", multiple=True,
+    "--record",
+    multiple=True,
     help="Scorers or signals to record for later, comma-separated, for example h2o; may be given several times.",
 )
 @policy_options

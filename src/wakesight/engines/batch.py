@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from torch import Tensor
 
+from wakesight.arguments import one_per_row, shown
 from wakesight.core import Answer
 from wakesight.engines.session import Session, SessionStats, ask_together, one_engine
 from wakesight.errors import RequestError, WorkError
@@ -21,9 +22,13 @@ class SessionBatch(Sequence[Session]):
     """
 
     def __init__(self, sessions: Sequence[Session]) -> None:
-        if not sessions:
+        if isinstance(sessions, Session):
+            raise RequestError("a batch is made of a list of sessions; give [session], or ask the session itself")
+        self._rows = list(sessions) if isinstance(sessions, Iterable) else [sessions]
+        if wrong := [row for row in self._rows if not isinstance(row, Session)]:
+            raise RequestError(f"a batch is made of sessions, not of {shown(wrong[0])}; give what prefill made")
+        if not self._rows:
             raise RequestError("a batch needs at least one session")
-        self._rows = list(sessions)
         one_engine(self._rows)
 
     def __len__(self) -> int:
@@ -46,7 +51,7 @@ class SessionBatch(Sequence[Session]):
         before it continued, and says how many.
         """
         engine = self._rows[0].engine
-        ids = [row.text_ids(text) for row, text in zip(self._rows, self._one_each(texts), strict=True)]
+        ids = [row.text_ids(text) for row, text in zip(self._rows, self._one_each(texts, "texts"), strict=True)]
         for row, tokens in zip(self._rows, ids, strict=True):
             engine.check_extension(row.state, tokens)
         for done, (row, tokens) in enumerate(zip(self._rows, ids, strict=True)):
@@ -61,7 +66,8 @@ class SessionBatch(Sequence[Session]):
 
     def logits(self, tokens: Sequence[Sequence[int]]) -> list[Tensor]:
         """Per row, logits [token, vocabulary] for ids fed after its context."""
-        return [row.logits(ids) for row, ids in zip(self._rows, tokens, strict=True)]
+        rows = one_per_row(tokens, len(self._rows), "lists of ids")
+        return [row.logits(ids) for row, ids in zip(self._rows, rows, strict=True)]
 
     def cache(self) -> object:
         """A copy of all rows as one transformers Cache: `model.generate(padded_question_ids, cache=...)` goes on."""
@@ -84,12 +90,12 @@ class SessionBatch(Sequence[Session]):
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _one_each(self, given: str | Sequence[str | Sequence[int]]) -> Sequence[str | Sequence[int]]:
+    def _one_each(
+        self, given: str | Sequence[str | Sequence[int]], name: str = "questions"
+    ) -> Sequence[str | Sequence[int]]:
         if isinstance(given, str):
             return [given] * len(self._rows)
-        if len(given) != len(self._rows):
-            raise RequestError(f"the batch has {len(self._rows)} rows, but {len(given)} questions were given")
-        return given
+        return one_per_row(given, len(self._rows), name)
 
 
 def _all_or_none(rows: Sequence[Session], make: Callable[[Session], Session]) -> SessionBatch:

@@ -13,12 +13,13 @@ from typing import TypedDict
 import torch
 from torch import Tensor
 
+from wakesight.arguments import shown
 from wakesight.cache.slots import Slots
 from wakesight.cache.state import SessionState
 from wakesight.core import Signals
 from wakesight.errors import RequestError
 from wakesight.registry import did_you_mean
-from wakesight.scores.base import Scorer
+from wakesight.scores.base import Scorer, reads_of
 from wakesight.scores.table import SCORERS, scorer
 from wakesight.signals.attention_sums import AttentionSums
 from wakesight.signals.chunk import Chunk
@@ -33,17 +34,21 @@ FUTURE = 512  # positions behind the context whose rotation `future_rotation` gi
 
 
 def wanted_signals(names: Iterable[str]) -> tuple[str, ...]:
-    """Signal names for a `record=` list of signals and scorers ("attention_sums", "h2o").
+    """Signal names for a `record=` list of signals and scorers ("attention_sums", "h2o"); a str is one name.
 
     Raises RequestError for a name that is neither.
     """
+    if not isinstance(names, Iterable):
+        raise RequestError(f"record must be a list of signals or scorers, not {shown(names)}; for example ['h2o']")
     wanted: set[str] = set()
-    for name in names:
+    for name in (names,) if isinstance(names, str) else names:
+        if not isinstance(name, str):
+            raise RequestError(f"record holds {shown(name)}; give names of signals or scorers, for example ['h2o']")
         if name in ALWAYS + ON_REQUEST:
             wanted.add(name)
             continue
         try:
-            wanted.update(scorer(name).reads)
+            wanted.update(reads_of(scorer(name)))
         except RequestError:
             known = ON_REQUEST + tuple(SCORERS)
             raise RequestError(
@@ -62,9 +67,10 @@ class Needs(TypedDict):
 
 def needs(scorer: Scorer) -> Needs:
     """What to record for `scorer`: its signals, and at least as many queries as its own window."""
+    reads = reads_of(scorer)
     return {
-        "record": tuple(name for name in scorer.reads if name in ON_REQUEST),
-        "query_window": max(WINDOW, getattr(scorer, "window", 0) if "queries" in scorer.reads else 0),
+        "record": tuple(name for name in reads if name in ON_REQUEST),
+        "query_window": max(WINDOW, getattr(scorer, "window", 0) if "queries" in reads else 0),
     }
 
 

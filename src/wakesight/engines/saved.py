@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from wakesight.arguments import file_path, shown
 from wakesight.cache import files
 from wakesight.cache.slots import Slots
 from wakesight.cache.state import SessionState
@@ -32,6 +33,7 @@ from wakesight.signals.query_moments import QueryMoments
 
 def save(session: Session, path: str | os.PathLike[str]) -> None:
     """Write `session`; see `Session.save`."""
+    path = file_path(path)
     engine, state, recording = session.engine, session.state, session.recording
     for slots in state.slots:
         slots.zero_slack()
@@ -46,7 +48,7 @@ def save(session: Session, path: str | os.PathLike[str]) -> None:
     frame = session.frame
     header = {
         "model": {
-            "name": engine.name,
+            "name": _loadable(engine.name),
             "family": engine.geometry.family,
             "dtype": _name(engine.dtype),
             "fingerprint": engine.fingerprint(),
@@ -76,8 +78,10 @@ def save(session: Session, path: str | os.PathLike[str]) -> None:
 
 def load(path: str | os.PathLike[str], engine: Engine) -> Session:
     """Open a saved session; see `Session.load`."""
+    if not hasattr(engine, "check_open"):
+        raise RequestError(f"{shown(engine)} is no engine; give the one that wakesight.load made")
     engine.check_open()
-    saved = files.read(path)
+    saved = files.read(file_path(path))
     check_model(saved, engine)
     tokens = tuple(saved.tensor("tokens", [None], torch.int32).tolist())
     layers = [_layer(saved, layer, engine) for layer in range(len(engine.geometry.attention_layers))]
@@ -283,6 +287,13 @@ def _recording(saved: files.SavedFile, engine: Engine, tokens: int) -> Recording
             }
             layer.moments = QueryMoments.restored(moments, engine.dtype)
     return recording
+
+
+def _loadable(name: str) -> str:
+    """The name of a model, such that it can be loaded from any working directory."""
+    from wakesight.models.load import BUNDLED  # here, because it needs transformers
+
+    return os.path.abspath(name) if name not in BUNDLED and os.path.exists(name) else name
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -18,6 +18,7 @@ from typing import Concatenate, NoReturn, ParamSpec, TypeVar, cast
 
 from torch import Tensor
 
+from wakesight.arguments import text_or_ids
 from wakesight.budget.resolve import check_allocation, entries_per_head, make_budget
 from wakesight.cache.slots import GROWTH
 from wakesight.cache.state import SessionState
@@ -26,7 +27,8 @@ from wakesight.engines.base import Engine, Generation
 from wakesight.engines.recording import Recording
 from wakesight.errors import RequestError
 from wakesight.models.chat import Frame
-from wakesight.policy import Policy
+from wakesight.policy import Policy, need_policy
+from wakesight.scores.base import score
 from wakesight.selection.pages import lift, snap
 from wakesight.selection.topk import Ranking, rank, take
 
@@ -141,7 +143,7 @@ class Session:
         Raises RequestError for a policy without a size, one this context cannot meet, or a scorer whose
         signals were not recorded; WorkError for non-finite scores or lack of memory. Nothing is left behind.
         """
-        state = self.state
+        state, policy = self.state, need_policy(policy)
         prefix, per_head = self._size(policy)
         start = time.perf_counter()
         if self.engine.only_whole is not None:
@@ -276,10 +278,8 @@ class Session:
         key = (policy.scorer_method, prefix, unit)
         if key not in self._rankings:
             start = time.perf_counter()
-            signals, scorer = self.signals(), policy.scorer_method
-            for name in scorer.reads:
-                _ = signals[name]
-            scores = scorer.score(signals).checked(type(scorer).__name__)
+            signals = self.signals()
+            scores = score(policy.scorer_method, signals, self.engine.geometry.kv_heads)
             if unit is not None:
                 scores = lift(scores, policy.page_size, policy.page_reduce, prefix, signals.held)
             ranking = rank(scores, prefix, signals.held)
@@ -288,16 +288,18 @@ class Session:
 
     def text_ids(self, text: str | Sequence[int]) -> list[int]:
         """Ids of plain text; ids are taken as they are."""
-        return self.engine.encode(text) if isinstance(text, str) else list(text)
+        given = text_or_ids(text, "the text")
+        return self.engine.encode(given) if isinstance(given, str) else given
 
     def question_ids(self, text: str | Sequence[int]) -> list[int]:
         """Ids that ask `text` behind this context; ids are taken as they are."""
-        if not isinstance(text, str):
-            return list(text)
-        if not text.strip():
+        given = text_or_ids(text, "the question")
+        if not isinstance(given, str):
+            return given
+        if not given.strip():
             raise RequestError("the question is empty; type one after --question")
         frame = self.frame
-        return [*self.engine.encode(frame.separator + text), *frame.tail]
+        return [*self.engine.encode(frame.separator + given), *frame.tail]
 
     @contextlib.contextmanager
     def exclusively(self) -> Iterator[None]:

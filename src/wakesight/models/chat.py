@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from wakesight.arguments import check_text
 from wakesight.errors import RequestError
 
 _MARK = "\u2402wakesight-context\u2403"
@@ -64,5 +65,9 @@ def encode_template(tokenizer: Any, text: str) -> list[int]:
 
 
 def encode_plain(tokenizer: Any, text: str) -> list[int]:
-    """Ids of a user's text: nothing is added, and control tokens spelled out in it stay plain text."""
+    """Ids of a user's text: nothing is added, and control tokens spelled out in it stay plain text.
+
+    Raises RequestError for text that no encoding can hold.
+    """
+    check_text(text)
     return list(tokenizer(text, add_special_tokens=False, split_special_tokens=True).input_ids)

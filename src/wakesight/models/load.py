@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import transformers
 
+from wakesight.arguments import shown
 from wakesight.errors import RequestError
 from wakesight.models.converted import converted
 from wakesight.models.families import Family, family_of
@@ -72,6 +73,11 @@ def load_model(
     unsupported family, device or dtype; families are checked before any weight is read.
     """
     number_type = _dtype(dtype)
+    if tokenizer is not None and not (callable(tokenizer) and hasattr(tokenizer, "decode")):
+        raise RequestError(
+            f"tokenizer must be a transformers tokenizer, not {shown(tokenizer)}; "
+            "make one with AutoTokenizer.from_pretrained(...)"
+        )
     if not isinstance(source, (str, os.PathLike)):
         return _from_object(source, tokenizer, device, number_type)
     name, place = os.fspath(source), _device(device)
@@ -96,9 +102,14 @@ def _unpacked(name: str, folder: str, keywords: dict[str, Any]) -> Path | None:
     return converted(name, Path(folder) / keywords["gguf_file"], convert)
 
 
+def is_causal_model(model: Any) -> bool:
+    """Whether this is a transformers model object that can generate."""
+    return not isinstance(model, type) and hasattr(model, "config") and hasattr(model, "generate")
+
+
 def _from_object(model: Any, tokenizer: Any, device: Any, dtype: torch.dtype | None) -> LoadedModel:
-    if not hasattr(model, "config") or not hasattr(model, "generate"):
-        raise RequestError(f"cannot load a {type(model).__name__}; give a name, a path or a transformers causal model")
+    if not is_causal_model(model):
+        raise RequestError(f"cannot load {shown(model)}; give a name, a path or a transformers causal model")
     family = family_of(model.config)
     _check_spread(getattr(model, "hf_device_map", {}), device)
     if device is not None:
@@ -125,6 +136,8 @@ def _check_spread(device_map: Mapping[str, Any], device: Any) -> None:
 
 def _locate(name: str) -> tuple[str, dict[str, Any]]:
     """Folder or hub id, and the `gguf_file` keyword where the weights are a GGUF file."""
+    if not name.strip():
+        raise RequestError(f"the model's name {name!r} is empty; give a bundled name ({', '.join(BUNDLED)}) or a path")
     if name in BUNDLED:
         bundled = BUNDLED[name]
         path = bundled.path()
@@ -151,7 +164,7 @@ def _locate(name: str) -> tuple[str, dict[str, Any]]:
 def _device(device: str | torch.device | None) -> torch.device:
     try:
         place = torch.device(device or "cpu")
-    except RuntimeError:
+    except (RuntimeError, TypeError):
         raise RequestError(f"device {device!r} is unknown; use cpu or cuda") from None
     if place.type == "cuda" and not torch.cuda.is_available():
         raise RequestError("device 'cuda' is not available on this machine; use --device cpu")
@@ -163,6 +176,8 @@ def _dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
         if dtype not in DTYPES:
             raise RequestError(f"dtype {dtype!r} is unknown{did_you_mean(dtype, DTYPES)}; use {', '.join(DTYPES)}")
         return DTYPES[dtype]
+    if dtype is not None and dtype not in (*DTYPES.values(), torch.float64):
+        raise RequestError(f"dtype {dtype!r} is no type a model can compute in here; use {', '.join(DTYPES)}")
     return dtype
 
 

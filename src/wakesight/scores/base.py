@@ -8,6 +8,7 @@ from typing import ClassVar, Literal, Protocol
 import torch
 from torch import Tensor
 
+from wakesight.arguments import shown
 from wakesight.core import Scores, Signals
 from wakesight.errors import RequestError
 from wakesight.signals.precision import working_dtype
@@ -26,6 +27,46 @@ class Scorer(Protocol):
     reads: ClassVar[tuple[str, ...]]
 
     def score(self, signals: Signals) -> Scores: ...
+
+
+def reads_of(scorer: Scorer) -> tuple[str, ...]:
+    """Names of the signals that a scorer needs; a plug-in's may name none, or a single one."""
+    reads = getattr(scorer, "reads", ())
+    return (reads,) if isinstance(reads, str) else tuple(reads)
+
+
+def score(scorer: Scorer, signals: Signals, kv_heads: Sequence[int]) -> Scores:
+    """What `scorer` gives, once it has the form of this context. kv_heads: per attention layer.
+
+    Raises RequestError, naming the scorer, for a signal that was not recorded or scores of another form; WorkError
+    for one that is not finite.
+    """
+    name = type(scorer).__name__
+    for signal in reads_of(scorer):
+        _ = signals[signal]
+    found = scorer.score(signals)
+    if not isinstance(found, Scores):
+        raise RequestError(f"the scorer {name} gave {shown(found)}; its score method must return Scores(layers)")
+    wanted = [[heads, signals.tokens] for heads in kv_heads]
+    if len(found.layers) != len(wanted):
+        raise RequestError(
+            f"the scorer {name} gave scores for {len(found.layers)} layers, but this model has {len(wanted)} attention "
+            "layers; give one tensor for each"
+        )
+    for layer, (scores, shape) in enumerate(zip(found.layers, wanted, strict=True)):
+        if not isinstance(scores, Tensor) or list(scores.shape) != shape or not scores.is_floating_point():
+            raise RequestError(
+                f"the scorer {name} gave {shown(scores)} for attention layer {layer}; "
+                f"give floating-point scores [kv_head, token] of shape {shape}"
+            )
+    must = found.must_keep
+    if must is not None and not (
+        isinstance(must, Tensor) and must.dtype == torch.bool and list(must.shape) == [signals.tokens]
+    ):
+        raise RequestError(
+            f"the scorer {name} gave {shown(must)} as must_keep; give bool [token] of shape {[signals.tokens]}, or None"
+        )
+    return found.checked(name)
 
 
 def held_layers(signals: Signals) -> Sequence[Tensor | None]:

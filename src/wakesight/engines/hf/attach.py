@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from wakesight.arguments import mask_of
 from wakesight.engines.hf import attention, compat, linear
 from wakesight.engines.hf.cache import SessionCache, is_question_only
 from wakesight.errors import RequestError, WorkError
@@ -99,7 +100,7 @@ def _continued(run: Any, cache: SessionCache, kwargs: dict[str, Any]) -> Any:
     inputs: Tensor = kwargs[name]
     if inputs.shape[0] != cache.rows:
         _fork(cache, inputs.shape[0])
-    pads = left_pads(kwargs.get("attention_mask"), inputs.shape[1])
+    pads = left_pads(kwargs.get("attention_mask"), inputs.shape[1], inputs.shape[0])
     cache.fresh = False
     if not any(pads) and cache.stepwise and inputs.shape[1] > 1 and cache.logical_lengths[0]:
         steps = [_continued(run, cache, {**kwargs, name: step}) for step in torch.split(inputs, 1, dim=1)]
@@ -139,20 +140,25 @@ def _fork(cache: SessionCache, rows: int) -> None:
     cache.batch_repeat_interleave(rows // cache.rows)
 
 
-def left_pads(attention_mask: Tensor | None, width: int) -> list[int]:
+def left_pads(attention_mask: Any, width: int, rows: int | None = None) -> list[int]:
     """Pads at the start of each row, from the mask's last `width` columns; 0s without a mask.
 
-    Earlier columns belong to what a cache holds, which masks itself. Raises RequestError for a mask that hides
-    anything else than the start of a row, or that has another form.
+    Earlier columns belong to what a cache holds, which masks itself. rows: of the ids, when known; one row of a mask
+    serves all of them. Raises RequestError for a mask that hides anything else than the start of a row, or that has
+    another form.
     """
     if attention_mask is None:
-        return [0]
-    if attention_mask.ndim != 2 or attention_mask.shape[1] < width:
+        return [0] * (rows or 1)
+    mask = mask_of(attention_mask)
+    if mask.ndim != 2 or mask.shape[1] < width or (rows is not None and mask.shape[0] not in (1, rows)):
         raise RequestError(
-            f"an attention mask of shape {list(attention_mask.shape)} does not fit {width} tokens; "
-            "give one row of 0 and 1 per sequence, as a tokenizer makes it, or none"
+            f"an attention mask of shape {list(mask.shape)} does not fit {width} tokens"
+            f"{f' in {rows} rows' if rows else ''}; give one row of 0 and 1 per sequence, as a tokenizer makes it, "
+            "or none"
         )
-    seen = attention_mask[:, -width:].bool()
+    seen = mask[:, mask.shape[1] - width :]
+    if rows is not None:
+        seen = seen.expand(rows, -1)
     pads: list[int] = (~seen).sum(dim=1).tolist()
     if any(bool((~row[count:]).any()) or count == len(row) for row, count in zip(seen, pads, strict=True)):
         raise RequestError("pad the rows on the left: an attention mask may hide the start of a row only")

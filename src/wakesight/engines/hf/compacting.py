@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
+from wakesight.arguments import as_whole, chunk_size, shown, token_ids
 from wakesight.cache.state import SessionState
 from wakesight.core import KeptSet
 from wakesight.engines.hf import attention, compat
@@ -29,8 +30,8 @@ from wakesight.engines.recording import needs
 from wakesight.engines.session import SessionStats
 from wakesight.errors import RequestError
 from wakesight.models.families import family_of
-from wakesight.models.load import LoadedModel
-from wakesight.policy import Policy
+from wakesight.models.load import LoadedModel, is_causal_model
+from wakesight.policy import Policy, need_policy
 
 _INSTEAD = "leave the cache argument and cache_implementation out, or use engine.prefill and session.cache()"
 
@@ -66,6 +67,14 @@ def compacting(
     Raises RequestError for a model in training mode or one that an engine holds, a policy without a size, and for
     static, quantized, offloaded or already filled caches.
     """
+    if not is_causal_model(model) or not hasattr(model.config, "_attn_implementation"):
+        raise RequestError(f"compacting needs a transformers causal model, not {shown(model)}; give the model object")
+    need_policy(policy)
+    chunk = chunk_size(chunk)
+    if prefix_tokens is not None and (single := as_whole(prefix_tokens)) is not None:
+        prefix_tokens = single
+    elif prefix_tokens is not None:
+        prefix_tokens = token_ids(prefix_tokens, "prefix_tokens", "a whole number, or one for each prompt")
     if str(model.config._attn_implementation) in (attention.SDPA, attention.EAGER):
         raise RequestError("this model belongs to an engine already; use engine.prefill, or engine.close() first")
     if model.training:
@@ -152,8 +161,7 @@ def check_wishes(kwargs: dict[str, Any]) -> None:
 
 def _rows(ids: Tensor, mask: Tensor | None, prefix: int | Sequence[int] | None) -> list[tuple[tuple[int, ...], int]]:
     """Per row its tokens without pads, and how many of them are the context."""
-    pads = left_pads(mask, ids.shape[1])
-    pads = pads * len(ids) if len(pads) < len(ids) else pads
+    pads = left_pads(mask, ids.shape[1], len(ids))
     if not (prefix is None or isinstance(prefix, int)) and (not prefix or len(ids) % len(prefix)):
         raise RequestError(
             f"there are {len(prefix)} prefix_tokens for {len(ids)} prompts; give one number for all, or one for each"

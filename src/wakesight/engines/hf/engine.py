@@ -10,6 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from wakesight.arguments import (
+    chunk_size,
+    mask_of,
+    several_contexts,
+    shown,
+    text_or_ids,
+    token_ids,
+    whole_number,
+)
 from wakesight.cache.pool import Pool
 from wakesight.cache.slots import Slots
 from wakesight.cache.state import SessionState
@@ -42,6 +51,7 @@ def load(
     Raises RequestError for anything that cannot be loaded, and names an unsupported family.
     """
     compat.check_version()
+    growth = whole_number(growth, "growth", 0, usual=256)
     loaded = load_model(name_or_path_or_model, tokenizer=tokenizer, device=device, dtype=dtype)
     return HFEngine(loaded, attention=attention, growth=growth)
 
@@ -90,20 +100,24 @@ class HFEngine:
     ) -> Session:  # fmt: skip
         """Read a context once, in chunks; no question is needed and none is seen.
 
-        text: a document, or token ids that are used as they are (chat and instruction then do not apply).
+        text: a document, or token ids (a list, a 1-d tensor or array) that are used as they are; chat and
+        instruction then do not apply.
         instruction: text placed before the document, protected from eviction with the template.
         chunk: tokens per forward pass, a multiple of 64; memory beyond the cache is linear in chunk * n.
         query_window: how many last queries to record per layer, for snapkv. record: further signals, or the
-        scorers that will read them, for example ["h2o"]. on_chunk(done, total) reports progress.
+        scorers that will read them, for example "h2o" or ["h2o", "query_mean"]. on_chunk(done, total) reports progress.
 
         Raises RequestError for an empty context, one over the model's limit, or a bad chunk; WorkError when
         memory runs out (nothing stays allocated).
         """
-        if not isinstance(text, str) and any(isinstance(part, (str, list, tuple)) for part in text):
+        if isinstance(text, (list, tuple)) and any(isinstance(part, (str, list, tuple)) for part in text):
             raise RequestError("prefill reads one context; for several use prefill_batch")
-        _check_chunk(chunk)
-        if query_window < 1:
-            raise RequestError(f"query_window={query_window} must be at least 1; 64 is the default")
+        if getattr(text, "ndim", 1) == 2 and len(text) > 1:
+            raise RequestError(f"prefill reads one context, not {shown(text)}; for several use prefill_batch")
+        text, chunk = text_or_ids(text, "the context"), chunk_size(chunk)
+        if not isinstance(instruction, (str, type(None))):
+            raise RequestError(f"instruction must be a text, not {shown(instruction)}; leave it out for none")
+        query_window = whole_number(query_window, "query_window", 1, usual=WINDOW)
         wanted = wanted_signals(record)
         if wanted and self.only_whole is not None:
             raise RequestError(f"nothing can be recorded on {self.name}: {self.only_whole}; leave record out")
@@ -122,22 +136,29 @@ class HFEngine:
         return Session(self, state, frame, recording, prefill_s=time.perf_counter() - start)
 
     def prefill_batch(
-        self, texts: Sequence[str | Sequence[int]] | Tensor, *, attention_mask: Tensor | None = None, **options: Any
-    ) -> SessionBatch:
+        self, texts: Sequence[str | Sequence[int]] | Tensor, *,
+        attention_mask: Tensor | Sequence[Sequence[int]] | None = None, **options: Any,
+    ) -> SessionBatch:  # fmt: skip
         """Read several contexts; their rows are compacted, asked and decoded together.
 
-        texts: documents or id lists, or ids [batch, token] padded on the left with their attention_mask.
+        texts: documents or id lists, or ids [batch, token] (tensor, array or equal rows) padded on the left with
+        their attention_mask of the same shape.
         options: as for `prefill`. Each row is read alone, without its pads, so it equals a prefill of its
         own; see docs/design/batches.md. Raises RequestError as `prefill` does; then no row stays.
         """
-        if isinstance(texts, Tensor):
-            pads = left_pads(attention_mask, texts.shape[1]) if attention_mask is not None else [0] * len(texts)
-            texts = [row[count:] for row, count in zip(texts.tolist(), pads, strict=True)]
-        elif attention_mask is not None:
-            raise RequestError("attention_mask belongs to a tensor of padded ids; leave it out for a list of contexts")
+        contexts = several_contexts(texts, attention_mask is not None)
+        if attention_mask is not None:
+            mask, shape = mask_of(attention_mask), [len(contexts), max(map(len, contexts), default=0)]
+            if list(mask.shape) != shape:
+                raise RequestError(
+                    f"attention_mask has the shape {list(mask.shape)}, but the ids have {shape}; give one row of 0 and "
+                    "1 per row of ids"
+                )
+            pads = left_pads(mask, shape[1])
+            contexts = [row[count:] for row, count in zip(contexts, pads, strict=True)]
         sessions: list[Session] = []
         try:
-            for text in texts:
+            for text in contexts:
                 sessions.append(self.prefill(text, **options))
         except BaseException:
             for session in sessions:
@@ -150,11 +171,11 @@ class HFEngine:
 
         Raises RequestError for no tokens or too many for the model; WorkError on lack of memory.
         """
+        tokens, chunk = self._checked_ids(tokens), chunk_size(chunk)
         self.check_extension(state, tokens)
-        _check_chunk(chunk)
         held = state.physical_lengths
         try:
-            return self._read(state, self._checked_ids(tokens), recording.continued(state), chunk, None)
+            return self._read(state, tokens, recording.continued(state), chunk, None)
         except BaseException as error:
             state.truncate(held)
             raise _explained(error, "append") from error
@@ -207,8 +228,8 @@ class HFEngine:
         Raises RequestError when a question does not fit the model's limit; WorkError on lack of memory, or
         when the model computes numbers that are not finite.
         """
-        if max_new_tokens < 1:
-            raise RequestError(f"max_new_tokens={max_new_tokens} must be at least 1")
+        max_new_tokens = whole_number(max_new_tokens, "max_new_tokens", 1, usual=128)
+        questions = [self._checked_ids(tokens, "the question") for tokens in questions]
         if len({id(state) for state in states}) < len(states):
             raise RequestError("a session occurs twice in this batch; its rows would write into each other")
         for state, tokens in zip(states, questions, strict=True):
@@ -267,6 +288,7 @@ class HFEngine:
 
         Raises RequestError for no tokens or too many; WorkError for numbers that are not finite.
         """
+        tokens = self._checked_ids(tokens)
         self._check_question(state, tokens)
         held = state.physical_lengths
         try:
@@ -357,9 +379,9 @@ class HFEngine:
         frame = (chat_frame if chat else plain_frame)(tokenizer, instruction)
         return frame, encode_plain(tokenizer, text)
 
-    def _checked_ids(self, ids: Sequence[int]) -> list[int]:
+    def _checked_ids(self, ids: Sequence[int], name: str = "the tokens") -> list[int]:
         vocabulary = self.model.get_input_embeddings().weight.shape[0]
-        plain = [int(i) for i in ids]
+        plain = token_ids(ids, name)
         if bad := [i for i in plain if not 0 <= i < vocabulary]:
             raise RequestError(f"token id {bad[0]} is outside the model's vocabulary of {vocabulary}")
         return plain
@@ -411,11 +433,6 @@ def _chosen(logits: Tensor) -> list[tuple[int, float]]:
     last = logits[:, -1].float()
     best, second = last.topk(2, dim=-1).values.unbind(dim=-1)
     return list(zip(last.argmax(dim=-1).tolist(), (best - second).tolist(), strict=True))
-
-
-def _check_chunk(chunk: int) -> None:
-    if chunk < 64 or chunk % 64:
-        raise RequestError(f"chunk={chunk} must be a multiple of 64, at least 64; 512 is the default")
 
 
 def _measure(loaded: LoadedModel) -> tuple[ModelGeometry, tuple[torch.device, ...], dict[str, StateShape]]:
