@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from strategies import flags, rows
 from wakesight.budget.ada import Ada
 from wakesight.budget.base import Body, BudgetRequest
 from wakesight.budget.best import count_best, count_recent
@@ -23,18 +24,6 @@ from wakesight.selection.topk import rank, take
 LAWS = settings(deadline=None, derandomize=True, max_examples=150)
 ALPHAS = st.one_of(st.sampled_from([0, 0.2, 0.5, 1]), st.floats(0, 1))
 TIED = st.sampled_from([-1.0, -0.0, 0.0, 2.5])
-
-
-def flags(draw, *shape: int) -> torch.Tensor:
-    """A bool tensor, drawn as the bits of one number (much cheaper than one draw per entry)."""
-    size = math.prod(shape)
-    bits = draw(st.integers(0, 2**size - 1))
-    return torch.tensor([bool(bits >> i & 1) for i in range(size)], dtype=torch.bool).view(shape)
-
-
-def rows(draw, values, heads: int, tokens: int) -> torch.Tensor:
-    """float32 [head, token]."""
-    return torch.tensor(draw(st.lists(values, min_size=heads * tokens, max_size=heads * tokens))).view(heads, tokens)
 
 
 @st.composite

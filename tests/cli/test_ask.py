@@ -31,11 +31,6 @@ def folder(request, tmp_path_factory):
     return str(tiny.save(request.param, tmp_path_factory.mktemp(request.param)))
 
 
-@pytest.fixture(scope="module")
-def llama(tmp_path_factory):
-    return str(tiny.save("llama", tmp_path_factory.mktemp("llama")))
-
-
 @pytest.fixture
 def document(tmp_path):
     file = tmp_path / "document.txt"

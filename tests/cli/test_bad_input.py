@@ -14,8 +14,8 @@ from wakesight.testing import tiny
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return str(tiny.save("llama", tmp_path_factory.mktemp("llama")))
+def folder(llama):
+    return llama
 
 
 @pytest.fixture

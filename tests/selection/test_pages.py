@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
-import math
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from strategies import flags
+from strategies import rows as drawn
 from wakesight.budget.ada import Ada
 from wakesight.budget.base import BudgetRequest
 from wakesight.budget.pooled import Global
@@ -23,18 +24,6 @@ REDUCES = ["max", "mean", "sum"]
 DYADIC = st.integers(-64, 64).map(lambda i: i / 8)  # sums of a few are exact in float32
 
 
-def flags(draw, *shape: int) -> torch.Tensor:
-    """A bool tensor, drawn as the bits of one number (much cheaper than one draw per entry)."""
-    size = math.prod(shape)
-    bits = draw(st.integers(0, 2**size - 1))
-    return torch.tensor([bool(bits >> i & 1) for i in range(size)], dtype=torch.bool).view(shape)
-
-
-def rows(draw, values, heads: int, tokens: int) -> torch.Tensor:
-    """float32 [head, token]."""
-    return torch.tensor(draw(st.lists(values, min_size=heads * tokens, max_size=heads * tokens))).view(heads, tokens)
-
-
 @st.composite
 def contexts(draw):
     """Scores, prefix, held masks and a page size; a third of the pages tie in most draws."""
@@ -43,7 +32,7 @@ def contexts(draw):
     heads = draw(st.lists(st.integers(1, 3), min_size=1, max_size=2))
     values = draw(st.sampled_from([DYADIC, st.sampled_from([0.0, 1.0])]))
     scores = Scores(
-        tuple(rows(draw, values, n, tokens) for n in heads),
+        tuple(drawn(draw, values, n, tokens) for n in heads),
         flags(draw, tokens) if draw(st.booleans()) else None,
     )
     held = tuple(flags(draw, n, tokens) for n in heads) if draw(st.booleans()) else None

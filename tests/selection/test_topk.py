@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import math
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from strategies import flags, rows
 from wakesight.core import Budget, Scores
 from wakesight.errors import RequestError
 from wakesight.selection.reference import order_reference, take_reference
@@ -17,18 +17,6 @@ from wakesight.selection.topk import rank, take
 
 LAWS = settings(deadline=None, derandomize=True, max_examples=150)
 TIED = st.sampled_from([-1.5, -0.0, 0.0, 0.25, 3.0])  # few values, so most entries tie
-
-
-def flags(draw, *shape: int) -> torch.Tensor:
-    """A bool tensor, drawn as the bits of one number (much cheaper than one draw per entry)."""
-    size = math.prod(shape)
-    bits = draw(st.integers(0, 2**size - 1))
-    return torch.tensor([bool(bits >> i & 1) for i in range(size)], dtype=torch.bool).view(shape)
-
-
-def rows(draw, values, heads: int, tokens: int) -> torch.Tensor:
-    """float32 [head, token]."""
-    return torch.tensor(draw(st.lists(values, min_size=heads * tokens, max_size=heads * tokens))).view(heads, tokens)
 
 
 @st.composite

@@ -90,7 +90,9 @@ def _forward(config: Any, stock: Any) -> Any:
             return stock(*args, **kwargs)
         if cache.config is not config:
             raise RequestError("this cache was made by another model; its entries mean nothing to this one")
-        return _continued(stock, cache, {**inspect.signature(stock).bind_partial(*args).arguments, **kwargs})
+        if args:  # a look at the signature costs as much as a small layer: not in every decode step
+            kwargs = {**inspect.signature(stock).bind_partial(*args).arguments, **kwargs}
+        return _continued(stock, cache, kwargs)
 
     return forward
 

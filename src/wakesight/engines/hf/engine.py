@@ -271,10 +271,8 @@ class HFEngine:
         cache = SessionCache.joined([caches[index] for index in active])
         while active:
             ids = torch.tensor([[answers[index].made[-1]] for index in active], device=self.device)
-            positions = torch.tensor(cache.logical_lengths, device=self.device)[:, None]
-            with compat.no_grad(), cache.forward_pass():
-                keywords = forward_keywords(self.model, cache)
-                logits = self.model(input_ids=ids, position_ids=positions, logits_to_keep=1, **keywords).logits
+            with compat.no_grad():  # positions, and that every layer attended: attach.py sees to both
+                logits = self.model(input_ids=ids, logits_to_keep=1, **forward_keywords(self.model, cache)).logits
             for index, (token, lead) in zip(active, _chosen(logits), strict=True):
                 answers[index].steps += 1
                 answers[index].take(token, lead)

@@ -9,6 +9,7 @@ model calls next, takes the pending layer and lets it attend.
 from __future__ import annotations
 
 import threading
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -62,10 +63,11 @@ class OwnLayer(CacheLayerMixin):
         self.attended = True
         return rows[0] if len(rows) == 1 else torch.cat(rows)
 
+    @abstractmethod
     def _attend_row(
         self, row: int, module: Any, query: Tensor, key: Tensor, value: Tensor, scaling: float, kernel: Kernel
     ) -> Tensor:
-        raise NotImplementedError
+        """One row's query [1, query_head, q, dim] over that row's own entries."""
 
     def lazy_initialization(self, *args: Any, **kwargs: Any) -> None:
         """Nothing to do: storage takes its shape from the first append."""
@@ -106,8 +108,6 @@ class SlotLayer(OwnLayer):
         self._store(key_states.shape[2])
         if self.latent:
             return self._padded("key"), self._padded("value")
-        if len(self.rows) == 1 and self.rows[0].uniform:
-            return self.rows[0].read("key")[None], self.rows[0].read("value")[None]
         return key_states, value_states  # the attention function reads the rows itself
 
     def _attend_row(
