@@ -14,6 +14,7 @@ from typing import Any
 
 from wakesight.arguments import check_text
 from wakesight.errors import RequestError
+from wakesight.models.words import check_words
 
 _MARK = "\u2402wakesight-context\u2403"
 PROTECT_LIMIT = 256  # GateSight: the instruction prefix is protected up to 256 tokens
@@ -67,7 +68,8 @@ def encode_template(tokenizer: Any, text: str) -> list[int]:
 def encode_plain(tokenizer: Any, text: str) -> list[int]:
     """Ids of a user's text: nothing is added, and control tokens spelled out in it stay plain text.
 
-    Raises RequestError for text that no encoding can hold.
+    Raises RequestError for text that no encoding can hold, or whose words this tokenizer does not know.
     """
     check_text(text)
+    check_words(tokenizer, text)
     return list(tokenizer(text, add_special_tokens=False, split_special_tokens=True).input_ids)

