@@ -59,6 +59,17 @@ def name_of(method: object, table: Mapping[str, str], entry_points: str | None =
     return next((point.name for point in points if _leads_to(point, cls, target)), None)
 
 
+def read_names(text: str) -> list[str]:
+    """Comma-separated names; settings of a method keep their commas ("snapkv:window=16,kernel=5")."""
+    names: list[str] = []
+    for part in filter(None, (piece.strip() for piece in text.split(","))):
+        if names and "=" in part and ":" not in part:
+            names[-1] += "," + part
+        else:
+            names.append(part)
+    return names
+
+
 def did_you_mean(word: str, known: typing.Iterable[str]) -> str:
     """`", did you mean 'x'?"` for the closest known word, else nothing."""
     close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)

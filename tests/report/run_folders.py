@@ -41,9 +41,10 @@ def make_run(
 ) -> Path:  # fmt: skip
     """A finished run. skip: a context of this name could not be read. copies: how often the text is repeated."""
     folder.mkdir(parents=True, exist_ok=True)
-    arguments = {"suite": suite, "model": "tiny", "seed": 3, "keep": "0.1,0.3,0.5", "data": None}
+    given = {"suite": suite, "model": "tiny"}
+    defaults = {"seed": 3, "keep": "0.1,0.3,0.5", "data": None, "options": {}}
     versions = {"wakesight": "0.1.0", "torch": "2"}
-    write_json(folder / "config.json", {"arguments": arguments, "given": ["suite", "model"], "versions": versions})
+    write_json(folder / "config.json", {"given": given, "defaults": defaults, "versions": versions})
     (folder / "contexts").mkdir(exist_ok=True)
     for task in tasks:
         for number in range(items):

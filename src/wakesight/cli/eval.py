@@ -1,73 +1,87 @@
-"""wakesight eval: run a suite under several arms; wakesight merge: join shards."""
+"""wakesight eval: run a suite under several arms."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from wakesight.cli.common import model_options, print_json, read_names, shared_options
+from wakesight.cli.recipe import given, recipe_option
 from wakesight.errors import RequestError
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from wakesight.evaluation.items import Context
     from wakesight.evaluation.runner import Progress
 
 
-@click.command("eval", short_help="Compare methods on a suite of tasks.")
-@click.argument("suite")
-@click.option("--model", required=True, help="Bundled name (smollm2), model folder, .gguf file or hub id.")
+class _WithSuiteOptions(click.Command):
+    """Its help ends with what every suite can be set."""
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        from wakesight.evaluation.suites.table import SUITES, options_of
+
+        with formatter.section("Options of the suites, --option NAME=VALUE"):
+            rows = [(f"{suite} {name}", what) for suite in SUITES for name, what in options_of(suite).items()]
+            formatter.write_dl(rows, col_max=24)
+
+
+@click.command("eval", cls=_WithSuiteOptions, short_help="Compare methods on a suite of tasks.")
+@click.argument("suite", required=False)
+@recipe_option
+@click.option("--model", default=None, help="Bundled name (smollm2), model folder, .gguf file or hub id.")
 @click.option("--engine", default="hf", show_default=True, help="What runs the model: hf (transformers).")
 @click.option(
     "--methods", default="keydiff", show_default=True, help="Scorers, comma-separated; see wakesight methods."
 )
-@click.option("--allocations", default="flat", show_default=True, help="Allocations, comma-separated.")
+@click.option("--allocations", default="natural", show_default=True,
+    help="Allocations, comma-separated; natural is each scorer's own. --methods a@gate,a@flat,b gives one method its own.",
+)  # fmt: skip
 @click.option("--evicted", default="drop", show_default=True, help="What becomes of the rest: drop.")
 @click.option("--keep", default="0.1,0.3,0.5", show_default=True, help="Kept fractions, comma-separated.")
 @click.option("--unit", default="entry", show_default=True, help="Evict by entry or by page.")
 @click.option("--page-size", type=int, default=16, show_default=True, help="Positions per page, with --unit page.")
 @click.option("--tasks", default="", help="Tasks of the suite, comma-separated. Default: all.")
 @click.option("--length", type=int, default=2048, show_default=True, help="Tokens of context, question and answer.")
-@click.option("--items", type=int, default=10, show_default=True, help="Contexts per task.")
+@click.option("--items", type=int, default=10, show_default=True, help="Items made per task, a context each.")
 @click.option("--seed", type=int, default=42, show_default=True, help="The same seed gives the same items.")
 @click.option("--data", default=None, help="Folder of official files; without it tasks are generated offline.")
-@click.option("--out", required=True, help="Run folder: config.json, records.jsonl, summary.json, contexts/.")
+@click.option(
+    "--option",
+    "options",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="A setting of the suite, see below; may be given several times.",
+)
+@click.option("--out", default=None, help="Run folder: config.json, records.jsonl, summary.json, contexts/.")
 @click.option("--resume", is_flag=True, help="Go on with a run that was stopped.")
-@click.option("--limit", type=int, default=None, help="Stop after so many contexts.")
+@click.option("--limit", type=int, default=None, help="Run so many questions at most, the first ones.")
 @click.option("--shard", default=None, help="i/n: run every n-th context from the i-th on (0-based); join by merge.")
 @click.option("--rows", type=int, default=16, show_default=True, help="Most arms decoded in one batch.")
 @click.option("--thinking", type=int, default=None, help="Tokens a thinking model may think; they are no answer.")
 @click.option("--chunk", type=int, default=512, show_default=True, help="Prefill tokens per step.")
 @model_options
 @shared_options
-def command(
-    suite: str, model: str, engine: str, out: str, resume: bool, limit: int | None, shard: str | None, rows: int,
-    thinking: int | None, chunk: int, device: str | None, dtype: str | None, as_json: bool, **arguments: Any,
-) -> None:  # fmt: skip
+@click.pass_context
+def command(ctx: click.Context, /, out: str | None, resume: bool, as_json: bool, **arguments: Any) -> None:
     """Run SUITE (ruler, scbench, longbench, niah, recall, reasoning, fidelity) under every arm and the whole cache.
 
     One prefill and one scoring per context serve all arms; no scorer sees a question. A stopped run goes on with
-    --resume.
+    --resume. A recipe does the same as the flags, and flags beside it win.
 
     \b
     wakesight eval niah --model smollm2 --methods keydiff,snapkv --keep 0.1,0.3,0.5 --items 5 --out runs/niah
+    wakesight eval --recipe runs/niah/config.json --seed 43 --out runs/niah-43
     wakesight report runs/niah
     """
-    if engine != "hf":
-        raise RequestError(f"--engine {engine} is not built yet; use --engine hf")
-    plan_arguments = {
-        "suite": suite,
-        "model": model,
-        "dtype": dtype,
-        "limit": limit,
-        "shard": shard,
-        "thinking": thinking,
-        **arguments,
-    }
+    suite, folder = _check(out, arguments)
+    arguments["options"] = _settings(arguments["options"])
 
     from wakesight.engines.hf.engine import load
     from wakesight.evaluation.arms import make_arms
@@ -75,58 +89,105 @@ def command(
     from wakesight.evaluation.graders import grade
     from wakesight.evaluation.items import SuiteOptions
     from wakesight.evaluation.runner import Plan, run
+    from wakesight.evaluation.suites.table import check_options
     from wakesight.evaluation.suites.table import suite as find_suite
 
     module = find_suite(suite)
+    check_options(suite, arguments["options"])
     arms = make_arms(
         read_names(arguments["methods"]), read_names(arguments["allocations"]), _fractions(arguments["keep"]),
         evicted=read_names(arguments["evicted"]), unit=arguments["unit"], page_size=arguments["page_size"],
     )  # fmt: skip
-    part = _shard(shard)
-    for name in ("length", "items"):
-        if arguments[name] < 1:
-            raise RequestError(f"--{name} {arguments[name]} must be at least 1")
-    loaded = load(model, device=device, dtype=dtype)
-    data = arguments["data"]
+    part = _shard(arguments["shard"])
+    loaded = load(arguments["model"], device=arguments["device"], dtype=arguments["dtype"])
     options = SuiteOptions(
         length=arguments["length"], items=arguments["items"], seed=arguments["seed"],
-        count=lambda text: len(loaded.encode(text)), tasks=tuple(read_names(arguments["tasks"])),
-        data=None if data is None else Path(data),
+        count=lambda text: len(loaded.encode(text)), tasks=_tasks(suite, arguments["tasks"]),
+        data=None if arguments["data"] is None else Path(arguments["data"]), extra=arguments["options"],
     )  # fmt: skip
     plan = Plan(
         engine=loaded, arms=tuple(arms), contexts=lambda: module.contexts(options), grade=grade,
-        config={"arguments": plan_arguments, **_about()}, rows=rows, shard=part, limit=limit, chunk=chunk,
-        thinking=thinking,
+        config=_config(arguments, given(ctx)), rows=arguments["rows"], shard=part, limit=arguments["limit"],
+        chunk=arguments["chunk"], thinking=arguments["thinking"],
     )  # fmt: skip
-    folder = Path(out)
-    with _progress() as on_question:
+    with showing(_terminal()) as on_question:
         progress = run(plan, folder, resume=resume, on_question=on_question)
     summary = finish(folder)
     if as_json:
-        print_json({"folder": out, "progress": vars(progress), "summary": summary})
+        print_json({"folder": str(folder), "progress": vars(progress), "summary": summary})
     else:
         click.echo(show(summary))
         click.echo(
-            f"{out}: {progress.questions} questions run, {progress.resumed} done before, {progress.skipped} rows "
+            f"{folder}: {progress.questions} questions run, {progress.resumed} done before, {progress.skipped} rows "
             f"skipped, {progress.wall:.0f} s, of which the harness itself {progress.overhead:.1%}",
             err=True,
         )
 
 
 def show(summary: dict[str, Any]) -> str:
-    """The mean of every arm per task, as a text table; the first rule of the run."""
-    rule = "official" if "official" in summary["rules"] else next(iter(summary["rules"]), None)
-    if rule is None:
+    """The mean of every arm per task, as a text table."""
+    if not summary["arms"]:
         return "no question was scored"
-    means = summary["rules"][rule]["means"]
-    width = max(len(arm) for arm in summary["arms"])
-    lines = [f"{'':<{width}}  " + "  ".join(f"{task:>12}" for task in means)]
-    for arm in summary["arms"]:
+    means = {(row["arm"], row["task"]): row["mean"] for row in summary["arms"]}
+    arms, tasks = (list(dict.fromkeys(row[name] for row in summary["arms"])) for name in ("arm", "task"))
+    width = max(map(len, arms))
+    lines = [f"{'':<{width}}  " + "  ".join(f"{task:>12}" for task in tasks)]
+    for arm in arms:
         cells = (
-            f"{means[task][arm]['mean']:>{max(12, len(task))}.3f}" if arm in means[task] else "-" for task in means
+            f"{means[arm, task]:>{max(12, len(task))}.3f}" if (arm, task) in means else f"{'-':>{max(12, len(task))}}"
+            for task in tasks
         )
         lines.append(f"{arm:<{width}}  " + "  ".join(cells))
     return "\n".join(lines)
+
+
+def _check(out: str | None, arguments: dict[str, Any]) -> tuple[str, Path]:
+    """The suite and the run folder; refuses what is missing or makes no sense."""
+    suite = arguments["suite"]
+    if not suite:
+        raise RequestError(
+            "say which suite to run; type for example: wakesight eval niah --model smollm2 --out runs/niah"
+        )
+    if not arguments["model"]:
+        raise RequestError("say which model to run with --model; wakesight models lists the bundled ones")
+    if not out:
+        raise RequestError("say where the run goes with --out, for example --out runs/niah")
+    if arguments["engine"] != "hf":
+        raise RequestError(f"--engine {arguments['engine']} is not built yet; use --engine hf")
+    for name in ("length", "items", "limit", "rows"):
+        if arguments[name] is not None and arguments[name] < 1:
+            raise RequestError(f"--{name} {arguments[name]} must be at least 1")
+    return suite, Path(out)
+
+
+def _settings(words: Sequence[str]) -> dict[str, str]:
+    """NAME=VALUE words as a mapping."""
+    found: dict[str, str] = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not (equals and name.strip() and value.strip()):
+            raise RequestError(f"--option {word} sets nothing; write --option NAME=VALUE, for example depths=5")
+        if name.strip() in found:
+            raise RequestError(f"--option {name.strip()} is given twice; give it once")
+        found[name.strip()] = value.strip()
+    return found
+
+
+def _tasks(suite: str, text: str) -> tuple[str, ...]:
+    """Names of tasks, with or without their suite ("ruler:vt")."""
+    return tuple(name.removeprefix(f"{suite}:") for name in read_names(text))
+
+
+def _config(arguments: dict[str, Any], typed: set[str]) -> dict[str, Any]:
+    from wakesight.bench.machine import commit, machine, versions
+
+    return {
+        "given": {name: value for name, value in arguments.items() if name in typed},
+        "defaults": {name: value for name, value in arguments.items() if name not in typed},
+        "versions": versions(),
+        "commit": commit(),
+        "machine": machine(),
+    }
 
 
 def _fractions(text: str) -> list[float]:
@@ -145,22 +206,37 @@ def _shard(text: str | None) -> tuple[int, int]:
     return int(index), int(count)
 
 
-def _about() -> dict[str, Any]:
-    from wakesight.bench.machine import versions
+def _terminal() -> Console | None:
+    if not sys.stderr.isatty():
+        return None
+    from rich.console import Console
 
-    return {"versions": versions()}
+    return Console(stderr=True)
 
 
 @contextlib.contextmanager
-def _progress() -> Iterator[Callable[[Progress, Context], None] | None]:
-    """A line on the terminal per question: how many, how fast. None where stderr is no terminal."""
-    if not sys.stderr.isatty():
+def showing(console: Console | None) -> Iterator[Callable[[Progress, Context], None] | None]:
+    """A bar with how many questions of how many, and the time left; None without a terminal."""
+    if console is None:
         yield None
         return
-    from rich.console import Console
+    from rich.progress import BarColumn, TextColumn
+    from rich.progress import Progress as Bar
 
-    console = Console(stderr=True)
-    with console.status("reading") as status:
-        yield lambda progress, context: status.update(
-            f"{context.task}: {progress.questions} questions, {progress.wall / progress.questions:.1f} s each"
-        )
+    columns = ("{task.description}", BarColumn(), "{task.completed} of {task.total} questions", "{task.fields[left]}")
+    texts = [TextColumn(column) if isinstance(column, str) else column for column in columns]
+    with Bar(*texts, console=console, transient=True) as bar:
+        line = bar.add_task("making the items", total=None, left="")
+
+        def update(progress: Progress, context: Context) -> None:
+            left = "" if progress.seconds_left is None else f"{clock(progress.seconds_left)} left"
+            bar.update(line, description=context.task, completed=progress.done, total=progress.total, left=left)
+
+        yield update
+
+
+def clock(seconds: float) -> str:
+    """90 -> "1:30", 3700 -> "1:01:40"."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from wakesight.errors import RequestError
 from wakesight.policy import Policy
 
+NATURAL = "natural"  # among allocations: what suits the scorer
 WHOLE = "whole"  # the unpruned baseline: the session itself, nothing scored and nothing dropped
 
 
@@ -29,20 +30,55 @@ class Arm:
     @property
     def family(self) -> str:
         """The arm without its kept fraction: one curve over p."""
-        return self.id.rpartition("/")[0] or self.id
+        return self.id if self.policy is None else split_id(self.id)[0]
+
+
+@dataclass(frozen=True)
+class ArmFacts:
+    """What an arm's id says. page: size and reduction, "16-max", of an arm by pages; else ""."""
+
+    method: str
+    allocation: str
+    evicted: str
+    unit: str
+    keep: float
+    page: str = ""
+
+
+def split_id(arm: str) -> tuple[str, float]:
+    """An arm's id as (family, kept fraction): rows hold ids, and what is drawn from them is grouped by these."""
+    family, _, keep = arm.rpartition("/")
+    return family, float(keep)
+
+
+def facts_of(arm: str) -> ArmFacts:
+    """The parts of an arm's id. The baseline evicts nothing: its allocation, mode and unit are the policies' usual."""
+    if arm == WHOLE:
+        return ArmFacts(WHOLE, "flat", "drop", "entry", 1.0)
+    family, keep = split_id(arm)
+    *parts, evicted = family.split("/")
+    page = parts.pop().removeprefix("page") if len(parts) > 2 and parts[-1].startswith("page") else ""
+    return ArmFacts(parts[0], "/".join(parts[1:]), evicted, "page" if page else "entry", keep, page)
 
 
 def make_arms(
     methods: Sequence[str], allocations: Sequence[str], keeps: Sequence[float], *, evicted: Sequence[str] = ("drop",),
     unit: str = "entry", page_size: int = 16,
 ) -> list[Arm]:  # fmt: skip
-    """The baseline and every combination, in the order given. Raises RequestError for a bad name or a repeated arm."""
+    """The baseline and every combination, in the order given.
+
+    methods: scorers, each on all `allocations`, or on one of its own: "gatesight@gate". allocations: names, of which
+    NATURAL stands for the one that suits the scorer. Raises RequestError for a bad name or a repeated arm.
+    """
     if not methods or not allocations or not keeps or not evicted:
         raise RequestError("an evaluation needs at least one method, allocation, kept fraction and evicted mode")
     arms = [Arm(None)]
-    for method, allocation, mode, keep in itertools.product(methods, allocations, evicted, keeps):
-        policy = Policy(scorer=method, allocation=allocation, keep=keep, evicted=mode, unit=unit, page_size=page_size)
-        arms.append(Arm(policy))
+    for method in methods:
+        scorer, at, own = method.partition("@")
+        for allocation, mode, keep in itertools.product([own] if at else allocations, evicted, keeps):
+            policy = Policy(scorer=scorer, keep=keep, evicted=mode, unit=unit, page_size=page_size)
+            rule = policy.natural_allocation if allocation == NATURAL else allocation
+            arms.append(Arm(policy.at(allocation=rule)))
     ids = [arm.id for arm in arms]
     if repeated := next((name for name in ids if ids.count(name) > 1), None):
         raise RequestError(f"the arm {repeated} occurs twice; name every method, allocation and fraction once")

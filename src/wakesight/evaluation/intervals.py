@@ -6,12 +6,15 @@ the bootstrap draws whole contexts. All functions are seeded and give the same n
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 DRAWS = 2000
+FLIPS = 20_000  # sign assignments, where not all are counted: the smallest p is one over this
+EXACT = 12  # contexts up to which every assignment of signs is counted
 Grades = Mapping[str, Sequence[float]]  # context id -> grades of its questions
 
 
@@ -35,21 +38,16 @@ class Difference(Estimate):
 
 def estimate(grades: Grades, seed: int = 0) -> Estimate:
     """Mean of all grades with its interval. One context alone has no spread to draw from: the interval is its mean."""
-    sums, counts = _clusters(grades)
-    draws = np.random.default_rng(seed).integers(len(sums), size=(DRAWS, len(sums)))
-    means = sums[draws].sum(axis=1) / counts[draws].sum(axis=1)
-    low, high = np.quantile(means, [0.025, 0.975])
-    return Estimate(float(sums.sum() / counts.sum()), float(low), float(high), int(counts.sum()), len(sums))
+    return estimate_over_tasks({"": grades}, seed)
 
 
 def estimate_over_tasks(tasks: Mapping[str, Grades], seed: int = 0) -> Estimate:
     """Mean over tasks of their means, every task weighing the same; the bootstrap draws contexts within each task."""
-    noise = np.random.default_rng(seed)
     point, means = 0.0, np.zeros(DRAWS)
-    for name in sorted(tasks):
+    for place, name in enumerate(sorted(tasks)):
         sums, counts = _clusters(tasks[name])
-        draws = noise.integers(len(sums), size=(DRAWS, len(sums)))
-        means += sums[draws].sum(axis=1) / counts[draws].sum(axis=1) / len(tasks)
+        drawn = _drawn(seed, place, len(sums))
+        means += (drawn @ sums) / (drawn @ counts) / len(tasks)
         point += float(sums.sum() / counts.sum()) / len(tasks)
     low, high = np.quantile(means, [0.025, 0.975])
     questions = sum(len(grades) for task in tasks.values() for grades in task.values())
@@ -58,11 +56,27 @@ def estimate_over_tasks(tasks: Mapping[str, Grades], seed: int = 0) -> Estimate:
 
 def difference(first: Grades, second: Grades, seed: int = 0) -> Difference:
     """first - second, question by question. Both must hold the same contexts with the same questions."""
+    return difference_over_tasks({"": first}, {"": second}, seed)
+
+
+def difference_over_tasks(
+    first: Mapping[str, Grades], second: Mapping[str, Grades], seed: int = 0
+) -> Difference:  # fmt: skip
+    """Mean over tasks of first - second, every task weighing the same. Both must hold the same questions."""
+    if first.keys() != second.keys():
+        raise ValueError("the two arms were not run on the same questions")
+    apart = {task: _apart(first[task], second[task]) for task in first}
+    shares = []  # what each context adds to the mean
+    for task in sorted(apart):
+        sums, counts = _clusters(apart[task])
+        shares.append(sums / counts.sum() / len(apart))
+    return Difference(**vars(estimate_over_tasks(apart, seed)), p_value=_sign_flip(np.concatenate(shares), seed))
+
+
+def _apart(first: Grades, second: Grades) -> dict[str, list[float]]:
     if first.keys() != second.keys() or any(len(first[c]) != len(second[c]) for c in first):
         raise ValueError("the two arms were not run on the same questions")
-    apart = {c: [a - b for a, b in zip(first[c], second[c], strict=True)] for c in first}
-    about = estimate(apart, seed)
-    return Difference(**vars(about), p_value=_sign_flip(apart, seed))
+    return {c: [a - b for a, b in zip(first[c], second[c], strict=True)] for c in first}
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -92,16 +106,31 @@ def _clusters(grades: Grades) -> tuple[np.ndarray, np.ndarray]:
     return np.array([sum(g) for g in ordered], float), np.array([len(g) for g in ordered], float)
 
 
-def _sign_flip(apart: Grades, seed: int) -> float:
-    """Share of sign assignments at least as extreme as what was seen; all of them if there are few contexts."""
-    sums, _ = _clusters(apart)
-    sums = sums[sums != 0]
-    if not len(sums):
+@functools.lru_cache(maxsize=64)
+def _drawn(seed: int, place: int, contexts: int) -> np.ndarray:
+    """[draw, context]: how often a bootstrap draw holds each context. The same for every arm, and worked out once."""
+    noise = np.random.default_rng([seed, place])
+    return noise.multinomial(contexts, np.full(contexts, 1 / contexts), size=DRAWS).astype(float)
+
+
+@functools.lru_cache(maxsize=16)
+def _all_signs(contexts: int) -> np.ndarray:
+    """[assignment, context]: every assignment of signs."""
+    return 1.0 - 2 * ((np.arange(2**contexts)[:, None] >> np.arange(contexts)) & 1)
+
+
+@functools.lru_cache(maxsize=4)
+def _random_signs(seed: int, contexts: int) -> np.ndarray:
+    """[assignment, context]"""
+    return np.random.default_rng(seed).choice(np.array([-1.0, 1.0], np.float32), size=(FLIPS, contexts))
+
+
+def _sign_flip(shares: np.ndarray, seed: int) -> float:
+    """Share of sign assignments at least as extreme as what was seen; all of them if few contexts differ."""
+    apart = shares[shares != 0]
+    if not len(apart):
         return 1.0
-    if len(sums) <= 12:
-        signs = 1 - 2 * ((np.arange(2 ** len(sums))[:, None] >> np.arange(len(sums))) & 1)
-        extreme = np.abs(signs @ sums) >= abs(sums.sum()) - 1e-12
-        return float(extreme.mean())
-    signs = np.random.default_rng(seed).choice([-1, 1], size=(DRAWS, len(sums)))
-    extreme = np.abs(signs @ sums) >= abs(sums.sum()) - 1e-12
-    return float((extreme.sum() + 1) / (DRAWS + 1))
+    exact = len(apart) <= EXACT
+    sums = _all_signs(len(apart)) @ apart if exact else _random_signs(seed, len(shares)) @ shares
+    extreme = np.abs(sums) >= abs(shares.sum()) - 1e-12 * np.abs(shares).sum()
+    return float(extreme.mean()) if exact else float((extreme.sum() + 1) / (FLIPS + 1))

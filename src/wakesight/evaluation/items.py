@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
+
+from wakesight.errors import RequestError
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,8 @@ class SuiteOptions:
 
     tasks: names, () for all. length: limit in tokens for context, question and answer together. items:
     contexts per task. seed: the same seed gives the same bytes. data: folder of official files, or None to
-    generate offline. count: number of tokens of a text under the model's tokenizer.
+    generate offline. count: number of tokens of a text under the model's tokenizer. extra: a suite's own settings,
+    by the names in its OPTIONS; from a command line they are text.
     """
 
     length: int
@@ -63,10 +67,22 @@ class SuiteOptions:
     data: Path | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
 
+    def whole(self, name: str, usual: int, least: int = 0) -> int:
+        """The setting `name` of `extra` as a whole number. Raises RequestError for anything else, or less."""
+        value = self.extra.get(name, usual)
+        try:
+            number = int(value) if isinstance(value, str) else operator.index(value)
+        except (TypeError, ValueError):
+            raise RequestError(f"{name}={value} is no whole number; {name}={usual} is the default") from None
+        if number < least:
+            raise RequestError(f"{name}={number} must be at least {least}; {name}={usual} is the default")
+        return number
+
 
 class Suite(Protocol):
     """A module under `suites/`: TASKS names what it has, `contexts` yields them task by task, in a fixed order.
 
+    OPTIONS, if it has any: what `SuiteOptions.extra` may hold, name -> what it is and how it is written.
     Raises RequestError for an unknown task or a missing or malformed data file.
     """
 

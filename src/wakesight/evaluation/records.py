@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import json
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -76,21 +77,22 @@ class Records:
 
     def keep_complete(self) -> set[tuple[str, str]]:
         """Drop units that lack rows; returns the (context, question) ids of the complete ones."""
-        rows = self.read()
-        counts: dict[tuple[str, str], int] = {}
-        for row in rows:
-            counts[unit(row)] = counts.get(unit(row), 0) + 1
-        complete = {unit(row) for row in rows if counts[unit(row)] == row["arms"]}
+        rows = complete(self.read())
         if self.path.exists():
             scratch = self.path.with_name(".records.tmp")
             with open(scratch, "w", encoding="utf-8") as file:
                 for row in rows:
-                    if unit(row) in complete:
-                        file.write(json.dumps(row, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n")
+                    file.write(json.dumps(row, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n")
                 file.flush()
                 os.fsync(file.fileno())
             scratch.replace(self.path)
-        return complete
+        return {unit(row) for row in rows}
+
+
+def complete(rows: Sequence[Row]) -> list[Row]:
+    """Rows of questions that every arm has answered; a run that was killed, or goes on, may hold others."""
+    counts = Counter(map(unit, rows))
+    return [row for row in rows if counts[unit(row)] == row["arms"]]
 
 
 def unit(row: Mapping[str, Any]) -> tuple[str, str]:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import math
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +21,17 @@ import numpy as np
 from wakesight.core import KeptSet
 from wakesight.engines.base import Generation
 from wakesight.engines.session import Session
-from wakesight.errors import RequestError, WakesightError
+from wakesight.errors import RequestError
 from wakesight.evaluation.arms import Arm
+from wakesight.evaluation.config import first_difference
 from wakesight.evaluation.fidelity import fidelity_grades
 from wakesight.evaluation.items import Context, Question
+from wakesight.evaluation.problems import reason_to_skip
 from wakesight.evaluation.records import Records, Row, locked, read_json, write_json
 
 Grade = Callable[..., float]  # graders.grade
+CONFIG = "config.json"
+HELD_CHARACTERS = 10**8  # of contexts that are kept in memory once they are made
 PHASES = ("prefill", "score", "compact", "question", "decode", "grade")
 
 
@@ -36,8 +41,9 @@ class Plan:
     for the same.
 
     rows: most arms decoded in one batch. held_bytes: most KV that children of one context may hold at once.
-    shard: (i, n) runs every n-th context from the i-th on. limit: at most so many contexts. thinking: tokens a
-    thinking model may spend before its closing tag, which do not count as answer (None: it does not think).
+    shard: (i, n) runs every n-th context from the i-th on. limit: at most so many questions, the first ones of the
+    whole run, so that shards of a limited run are a limited run. thinking: tokens a thinking model may spend before
+    its closing tag, which do not count as answer (None: it does not think).
     """
 
     engine: Any
@@ -55,8 +61,13 @@ class Plan:
 
 @dataclass
 class Progress:
-    """What a run did and how long it took. seconds: by phase; `wall` minus their sum is the harness itself."""
+    """What a run did and how long it took. seconds: by phase; `wall` minus their sum is the harness itself.
 
+    total: questions of this run (of this shard), of which `resumed` were done before and `questions` now. skipped:
+    rows without a grade.
+    """
+
+    total: int = 0
     contexts: int = 0
     questions: int = 0
     resumed: int = 0
@@ -69,24 +80,40 @@ class Progress:
         """Share of the wall time that is neither model, scoring, compaction nor grading."""
         return 1 - sum(self.seconds.values()) / self.wall if self.wall else 0.0
 
+    @property
+    def done(self) -> int:
+        return self.questions + self.resumed
+
+    @property
+    def seconds_left(self) -> float | None:
+        """At the pace so far; None before the first question."""
+        return self.wall / self.questions * (self.total - self.done) if self.questions else None
+
 
 def run(
     plan: Plan, folder: Path, *, resume: bool = False, on_question: Callable[[Progress, Context], None] | None = None
 ) -> Progress:
     """Run `plan` into `folder`. Whatever cannot be run is a row with the reason in `skipped`.
 
-    Raises RequestError if the folder holds another run, or this one without `resume`, or if another process
-    is writing it.
+    All contexts are made before the first is read: a task that has no room in the length is refused at once.
+    Raises RequestError for that, for thinking asked of a model that does not think, if the folder holds another
+    run, or this one without `resume`, or if another process is writing it.
     """
+    if plan.thinking is not None:
+        plan.engine.thinking(plan.thinking)
+    started = time.perf_counter()
     with locked(folder):
-        done = _open(plan, folder, resume)
-        progress = Progress()
-        started = time.perf_counter()
-        for context in _mine(plan):
+        done = _done(plan, folder, resume)
+        contexts, total = _made(plan)
+        if not (folder / CONFIG).exists():
+            write_json(folder / CONFIG, dict(plan.config))
+        progress = Progress(total)
+        for context in contexts:
             left = [question for question in context.questions if (context.id, question.id) not in done]
             progress.contexts += 1
             progress.resumed += len(context.questions) - len(left)
             for rows in _context(plan, folder, context, left, progress) if left else ():
+                _check_counts(plan.arms, rows)
                 Records(folder).append(rows)
                 progress.questions += 1
                 progress.skipped += sum(row["skipped"] is not None for row in rows)
@@ -97,29 +124,49 @@ def run(
         return progress
 
 
-def _open(plan: Plan, folder: Path, resume: bool) -> set[tuple[str, str]]:
-    path = folder / "config.json"
+def _done(plan: Plan, folder: Path, resume: bool) -> set[tuple[str, str]]:
+    """(context, question) ids that a run in this folder has answered before."""
+    path = folder / CONFIG
     if not path.exists():
-        write_json(path, dict(plan.config))
         return set()
     if not resume:
         raise RequestError(f"{folder} holds a run already; add --resume to go on with it, or give another folder")
     before = read_json(path)
-    asked, now = before.get("arguments"), plan.config.get("arguments")
-    if asked != now and isinstance(asked, dict) and isinstance(now, dict):
-        changed = next(key for key in sorted({*asked, *now}) if asked.get(key) != now.get(key))
+    if changed := first_difference(before, plan.config):
+        name, asked, now = changed
         raise RequestError(
-            f"{folder} holds a run with {changed}={asked.get(changed)!r}, and now {changed}={now.get(changed)!r} was "
-            "asked for; resume with the same arguments, or give another folder"
+            f"{folder} holds a run with {name}={asked!r}, and now {name}={now!r} was asked for; resume with the same "
+            "arguments, or give another folder"
         )
     return Records(folder).keep_complete()
 
 
+def _made(plan: Plan) -> tuple[Iterable[Context], int]:
+    """The contexts of this run and the number of their questions.
+
+    They are made once and held if they are not more than HELD_CHARACTERS, else counted and made again one by one.
+    """
+    held: list[Context] = []
+    size = total = 0
+    for context in _mine(plan):
+        total += len(context.questions)
+        size += len(context.text)
+        if size <= HELD_CHARACTERS:
+            held.append(context)
+        else:
+            held.clear()
+    return (held if size <= HELD_CHARACTERS else _mine(plan)), total
+
+
 def _mine(plan: Plan) -> Iterator[Context]:
     index, shards = plan.shard
+    left = plan.limit
     for number, context in enumerate(plan.contexts()):
-        if plan.limit is not None and number >= plan.limit:
-            return
+        if left is not None:
+            if left <= 0:
+                return
+            context = replace(context, questions=context.questions[:left])
+            left -= len(context.questions)
         if number % shards == index:
             yield context
 
@@ -130,9 +177,10 @@ def _context(
     """The rows of each question, all arms together."""
     try:
         whole = _prefill(plan, context, progress)
-    except WakesightError as error:
+    except Exception as error:
+        reason = reason_to_skip(error, "reading the context")
         for question in questions:
-            yield [_skipped(plan, context, question, arm, str(error)) for arm in plan.arms]
+            yield [_skipped(plan, context, question, arm, reason) for arm in plan.arms]
         return
     with whole:
         groups = _groups(plan, whole)
@@ -157,7 +205,7 @@ def _context(
 def _prefill(plan: Plan, context: Context, progress: Progress) -> Session:
     from wakesight.engines.recording import needs
 
-    wanted = [needs(arm.policy.scorer_method) for arm in plan.arms if arm.policy is not None]
+    wanted = [needs(arm.policy.scorer_method, plan.engine.artifact) for arm in plan.arms if arm.policy is not None]
     record = sorted({name for each in wanted for name in each["record"]})
     window = max((each["query_window"] for each in wanted), default=64)
     start = time.perf_counter()
@@ -200,26 +248,14 @@ class _Children:
             start = time.perf_counter()
             try:
                 child = whole.compact(arm.policy)
-            except WakesightError as error:
-                self.failed[arm.id] = str(error)
+            except Exception as error:
+                self.failed[arm.id] = reason_to_skip(error, "compacting")
                 continue
             finally:
                 progress.seconds["compact"] += time.perf_counter() - start
             self.sessions[arm.id] = child
             if child.kept is not None:
                 self.kept[arm.id] = child.kept
-        self._check_counts()
-
-    def _check_counts(self) -> None:
-        """Arms of one kept fraction hold exactly as many entries; pages may fall short by less than a page each."""
-        counts: dict[tuple[float | None, str], int] = {}
-        for arm in self.arms:
-            if arm.policy is None or arm.id not in self.sessions or arm.policy.unit != "entry":
-                continue
-            held = entries(self.sessions[arm.id])
-            expected = counts.setdefault((arm.policy.keep, arm.policy.evicted), held)
-            if held != expected:
-                raise RuntimeError(f"the arm {arm.id} holds {held} entries where its equals hold {expected}")
 
     def __enter__(self) -> _Children:
         return self
@@ -228,6 +264,20 @@ class _Children:
         for session in self.sessions.values():
             if session is not self.whole:
                 session.close()
+
+
+def _check_counts(arms: Sequence[Arm], rows: Sequence[Row]) -> None:
+    """Arms of one kept fraction hold exactly as many entries; pages may fall short by less than a page each.
+
+    rows: of one question. A comparison of arms that differ in size would be none: the run ends.
+    """
+    counts: dict[tuple[float | None, str], int] = {}
+    for arm, row in zip(arms, rows, strict=True):
+        if arm.policy is None or arm.policy.unit != "entry" or "kept" not in row:
+            continue
+        expected = counts.setdefault((arm.policy.keep, arm.policy.evicted), row["kept"])
+        if row["kept"] != expected:
+            raise RuntimeError(f"the arm {arm.id} holds {row['kept']} entries where its equals hold {expected}")
 
 
 def entries(session: Session) -> int:
@@ -248,8 +298,8 @@ def _rows(plan: Plan, context: Context, question: Question, children: _Children,
             answered = _followed(plan, children.whole, sessions, question, progress)
         else:
             answered = _asked(plan, sessions, question, progress)
-    except WakesightError as error:
-        answered = [(None, {}, str(error))] * len(arms)
+    except Exception as error:
+        answered = [(None, {}, reason_to_skip(error, "answering"))] * len(arms)
     for arm, session, (made, grades, problem) in zip(arms, sessions, answered, strict=True):
         rows[arm.id] = _row(plan, context, question, arm, session, made, grades, problem)
     return [rows[arm.id] for arm in children.arms]
@@ -272,18 +322,36 @@ def _asked(plan: Plan, sessions: Sequence[Session], question: Question, progress
     answered: list[Answered] = []
     for row in made:
         text = engine.decode(row.tokens if thinking is None else _after(row.tokens, thinking.close))
-        try:
-            rules = ("official", "strict")
-            references = list(question.references)
-            grades = {
-                rule: float(plan.grade(question.grader, text, references, rule=rule, **question.extra))
-                for rule in rules
-            }
-            answered.append((row, grades, None))
-        except Exception as error:  # a grader that fails on one answer must not end the run; the row says so
-            answered.append((row, {}, f"the grader of {question.grader} failed: {error}"))
+        answered.append((row, *_graded(plan.grade, question, text)))
     progress.seconds["grade"] += time.perf_counter() - start
     return answered
+
+
+def _graded(grade: Grade, question: Question, text: str) -> tuple[dict[str, float], str | None]:
+    """Grades under both rules, or why there are none: a grader that fails on one answer must not end the run."""
+    extra = {name: value for name, value in question.extra.items() if name != "stop"}
+    said = _until(text, question.extra.get("stop", ""))
+    grades = {}
+    try:
+        for rule in ("official", "strict"):
+            grades[rule] = float(grade(question.grader, said, list(question.references), rule=rule, **extra))
+    except Exception as error:
+        return {}, f"the grader of {question.grader} failed: {error or type(error).__name__}"
+    if not all(map(math.isfinite, grades.values())):
+        return {}, f"the grader of {question.grader} gave no number: {grades}"
+    return grades, None
+
+
+def _until(text: str, stop: str) -> str:
+    """The answer up to `stop`, where decoding would have ended; what stands before its first word does not end it.
+
+    Source: THUDM/LongBench LongBench/pred.py, where samsum ends at a newline, but not at the first token.
+    """
+    if not stop:
+        return text
+    first = len(text) - len(text.lstrip())
+    end = text.find(stop, first)
+    return text if end < 0 else text[:end]
 
 
 def _after(tokens: Sequence[int], close: tuple[int, ...]) -> Sequence[int]:

@@ -1,145 +1,136 @@
-"""Rows of a run -> means with intervals, differences between arms, areas under the curve over p.
+"""summary.json: one row per task and arm, and the paired differences between arms, Holm-adjusted by family.
 
-A pure function of the rows: it does not depend on their order, on when they were written, or on how the run
-was interrupted, resumed or split.
+{"suite", "questions", "scored_questions", "contexts", "skipped", "sources",
+ "arms":   [{suite, task, arm, method, allocation, evicted, unit, page, keep, n, contexts, mean, low, high,
+             official_mean, kept_entries, kv_bytes_ratio}],
+ "paired": [{suite, task, family, a, b, diff, low, high, p, p_raw, n, contexts}]}
+
+mean, low, high and diff are from 0 to 1 under the strict rule; a fidelity run has no grades, there they are shares
+of positions with the same most likely token, and kl and nll stand beside them as {mean, low, high}. Task "mean"
+stands over all tasks, every task weighing the same. n: questions. diff: a minus b.
+
+A pure function of the rows and of what was asked for; the order of the rows has no part in it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from wakesight.evaluation.arms import WHOLE
-from wakesight.evaluation.intervals import Grades, area, difference, estimate, estimate_over_tasks, holm
-from wakesight.evaluation.records import Row, canonical, unit
+from wakesight.evaluation.arms import WHOLE, ArmFacts, facts_of
+from wakesight.evaluation.intervals import Estimate, holm
+from wakesight.evaluation.records import Row
+from wakesight.evaluation.scored import ALL, Scored, rounded
+from wakesight.evaluation.suites.table import task_id
+from wakesight.registry import read_names
 
-ALL = "mean"  # the row over all tasks
-
-
-def summarise(rows: Sequence[Row], *, seed: int = 0) -> dict[str, Any]:
-    """Plain JSON: per grade rule, task and arm an estimate; paired differences of every arm to the baseline; areas.
-
-    A mean over tasks weighs every task equally. Rows that were skipped are counted, not scored; a question that
-    any arm skipped counts for no arm, so that all arms stand on the same questions (an arm that skipped every
-    question is left out instead).
-    """
-    rows = canonical(rows)
-    complete = _answered_by_all(rows)
-    rules = sorted({rule for row in complete for rule in row["grades"]})
-    tasks = sorted({row["task"] for row in complete})
-    arms = sorted({row["arm"] for row in rows}, key=_curve_order)
-    return {
-        "questions": len({unit(row) for row in rows}),
-        "scored_questions": len({unit(row) for row in complete}),
-        "contexts": len({row["context"] for row in rows}),
-        "skipped": _skipped(rows),
-        "sources": sorted({row["source"] for row in rows}),
-        "arms": arms,
-        "tasks": tasks,
-        "kept": {arm: _kept(complete, arm) for arm in arms},
-        "rules": {rule: _rule(complete, rule, tasks, arms, seed) for rule in rules},
-    }
+MAIN = ("strict", "top1")  # the rule that mean, low and high are under: the first that the rows have
+BESIDE = ("kl", "nll")
 
 
-def _rule(rows: Sequence[Row], rule: str, tasks: Sequence[str], arms: Sequence[str], seed: int) -> dict[str, Any]:
-    means: dict[str, dict[str, Any]] = {task: {} for task in (*tasks, ALL)}
-    apart: dict[str, dict[str, Any]] = {task: {} for task in tasks}
-    for task in tasks:
-        graded = {arm: _grades(rows, task, arm, rule) for arm in arms}
-        for arm in arms:
-            if not graded[arm]:
-                continue
-            means[task][arm] = _plain(estimate(graded[arm], seed))
-            if arm != WHOLE and graded.get(WHOLE):
-                apart[task][arm] = _plain(difference(graded[arm], graded[WHOLE], seed))
-    for arm in arms:
-        graded = {task: _grades(rows, task, arm, rule) for task in tasks}
-        if tasks and all(graded.values()):
-            means[ALL][arm] = _plain(estimate_over_tasks(graded, seed))
-    _adjust(apart)
-    return {"means": means, "minus_whole": apart, "areas": _areas(means, arms)}
-
-
-def compare(rows: Sequence[Row], first: str, second: str, rule: str = "official", *, seed: int = 0) -> dict[str, Any]:
-    """Paired difference of two arms per task, first - second, Holm-adjusted over the tasks."""
-    complete = _answered_by_all(canonical(rows))
-    tasks = sorted({row["task"] for row in complete})
-    apart = {
-        task: {
-            first: _plain(difference(_grades(complete, task, first, rule), _grades(complete, task, second, rule), seed))
-        }
-        for task in tasks
-    }
-    _adjust(apart)
-    return {task: apart[task][first] for task in tasks}
-
-
-def _answered_by_all(rows: Sequence[Row]) -> list[Row]:
-    ran = {row["arm"] for row in rows if row["skipped"] is None}
-    rows = [row for row in rows if row["arm"] in ran]
-    broken = {unit(row) for row in rows if row["skipped"] is not None}
-    return [row for row in rows if unit(row) not in broken]
-
-
-def _grades(rows: Iterable[Row], task: str, arm: str, rule: str) -> Grades:
-    """Grades of one arm in one task, by context, questions in order."""
-    grades: dict[str, list[float]] = {}
-    for row in rows:
-        if row["task"] == task and row["arm"] == arm and rule in row["grades"]:
-            grades.setdefault(row["context"], []).append(row["grades"][rule])
-    return grades
-
-
-def _skipped(rows: Sequence[Row]) -> dict[str, int]:
-    reasons: dict[str, int] = {}
-    for row in rows:
-        if row["skipped"] is not None:
-            reasons[row["skipped"]] = reasons.get(row["skipped"], 0) + 1
-    return dict(sorted(reasons.items()))
-
-
-def _kept(rows: Sequence[Row], arm: str) -> dict[str, float]:
-    """Mean entries and bytes that an arm held per question."""
-    own = [row for row in rows if row["arm"] == arm]
-    if not own:
-        return {}
-    return {
-        name: _round(sum(row[name] for row in own) / len(own))
-        for name in ("kept", "kv_bytes_kept", "kv_bytes_full", "tokens")
-    }
-
-
-def _areas(means: dict[str, dict[str, Any]], arms: Sequence[str]) -> dict[str, dict[str, float]]:
-    """Per task and curve, the mean height over its kept fractions."""
-    curves: dict[str, list[tuple[float, str]]] = {}
-    for arm in arms:
-        if arm != WHOLE:
-            family, _, keep = arm.rpartition("/")
-            curves.setdefault(family, []).append((float(keep), arm))
-    found: dict[str, dict[str, float]] = {}
-    for task, by_arm in means.items():
-        for family, points in curves.items():
-            held = [(keep, by_arm[arm]["mean"]) for keep, arm in points if arm in by_arm]
-            if held:
-                found.setdefault(task, {})[family] = _round(area(*zip(*held, strict=True)))
+def summarise(rows: Sequence[Row], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """arguments: the run's, of which suite, seed, methods, allocations and evicted are read."""
+    scored = Scored.of(rows, int(arguments.get("seed") or 0))
+    suite = str(arguments.get("suite") or "")
+    rule = next((name for name in MAIN if name in scored.rules), None)
+    found: dict[str, Any] = {"suite": suite, **scored.facts(), "arms": [], "paired": []}
+    if rule is not None:
+        found["arms"] = list(_arms(scored, suite, rule))
+        found["paired"] = _paired(scored, suite, rule, _first_named(scored, arguments))
     return found
 
 
-def _adjust(apart: dict[str, dict[str, Any]]) -> None:
-    """Holm over the whole table."""
-    cells = [(task, arm) for task in apart for arm in apart[task]]
-    for (task, arm), value in zip(cells, holm([apart[t][a]["p_value"] for t, a in cells]), strict=True):
-        apart[task][arm]["p_holm"] = _round(value)
+def _arms(scored: Scored, suite: str, rule: str) -> Iterator[dict[str, Any]]:
+    kept = {arm: _kept(scored, arm) for arm in scored.arms}
+    official = "official" if "official" in scored.rules else rule
+    for task, arm in itertools.product((*scored.tasks, ALL), scored.arms):
+        about = scored.estimate(rule, task, arm)
+        if about is None:
+            continue
+        row = {"suite": suite, "task": _named(suite, task), "arm": arm, **vars(facts_of(arm))}
+        row.update(n=about.questions, contexts=about.contexts, **_interval(about))
+        if (by_official := scored.estimate(official, task, arm)) is not None:
+            row["official_mean"] = rounded(by_official.mean)
+        held = [kept[arm][name] for name in (scored.tasks if task == ALL else (task,))]
+        row["kept_entries"] = rounded(sum(entries for entries, _ in held) / len(held))
+        row["kv_bytes_ratio"] = rounded(sum(ratio for _, ratio in held) / len(held))
+        for other in BESIDE:
+            if (beside := scored.estimate(other, task, arm)) is not None:
+                row[other] = _interval(beside)
+        yield row
 
 
-def _curve_order(arm: str) -> tuple[int, str, float]:
-    family, _, keep = arm.rpartition("/")
-    return (0, "", 0.0) if arm == WHOLE else (1, family, float(keep))
+def _kept(scored: Scored, arm: str) -> dict[str, tuple[float, float]]:
+    """Task -> mean entries and mean share of the whole cache's bytes that the arm held, over its questions."""
+    held: dict[str, list[tuple[float, float]]] = {}
+    for row in scored.rows:
+        if row["arm"] == arm:
+            held.setdefault(row["task"], []).append((row["kept"], row["kv_bytes_kept"] / row["kv_bytes_full"]))
+    return {
+        task: (sum(entries for entries, _ in found) / len(found), sum(ratio for _, ratio in found) / len(found))
+        for task, found in held.items()
+    }
 
 
-def _plain(value: Any) -> dict[str, Any]:
-    return {name: _round(x) if isinstance(x, float) else x for name, x in vars(value).items()}
+def _paired(scored: Scored, suite: str, rule: str, first: str | None) -> list[dict[str, Any]]:
+    """Three families of comparisons, each adjusted by itself, no pair of a task in two of them.
+
+    "whole": every arm against the unpruned baseline, task by task and over all. "first": every arm against the
+    first-named method and allocation at the same fraction, task by task. "pairs": over all tasks, every two arms
+    of one fraction.
+    """
+    evicting = sorted((arm for arm in scored.arms if arm != WHOLE), key=lambda arm: _curve(facts_of(arm)) != first)
+    whole = [(task, arm, WHOLE) for task in (*scored.tasks, ALL) for arm in evicting if WHOLE in scored.arms]
+    equals: dict[float, list[str]] = {}
+    for arm in evicting:  # the first-named stands in front
+        equals.setdefault(facts_of(arm).keep, []).append(arm)
+    against = [
+        (task, arm, arms[0])
+        for task in scored.tasks
+        for arms in equals.values()
+        for arm in arms[1:]
+        if _curve(facts_of(arms[0])) == first
+    ]
+    pairs = [(ALL, b, a) for arms in equals.values() for a, b in itertools.combinations(arms, 2)]
+    rows: list[dict[str, Any]] = []
+    for family, compared in (("whole", whole), ("first", against), ("pairs", pairs)):
+        made: list[dict[str, Any]] = []
+        raw: list[float] = []
+        for task, a, b in compared:
+            found = scored.difference(rule, task, a, b)
+            if found is None:
+                continue
+            interval = {"diff": rounded(found.mean), "low": rounded(found.low), "high": rounded(found.high)}
+            raw.append(found.p_value)
+            made.append({
+                "suite": suite, "task": _named(suite, task), "family": family, "a": a, "b": b, **interval,
+                "p_raw": rounded(found.p_value), "n": found.questions, "contexts": found.contexts,
+            })  # fmt: skip
+        for row, value in zip(made, holm(raw), strict=True):
+            row["p"] = rounded(value)
+        rows += made
+    return rows
 
 
-def _round(value: float) -> float:
-    return round(float(value), 6)
+def _first_named(scored: Scored, arguments: Mapping[str, Any]) -> str | None:
+    """The curve that was named first; where nobody knows what was named, the first of the sorted arms."""
+    try:
+        names = [read_names(arguments[name])[0] for name in ("methods", "allocations", "evicted")]
+    except (KeyError, IndexError):
+        names = []
+    curves = [_curve(facts_of(arm)) for arm in scored.arms if arm != WHOLE]
+    named = "/".join(names)
+    return named if named in curves else next(iter(curves), None)
+
+
+def _curve(arm: ArmFacts) -> str:
+    return f"{arm.method}/{arm.allocation}/{arm.evicted}"
+
+
+def _named(suite: str, task: str) -> str:
+    return task if task == ALL else task_id(suite, task)
+
+
+def _interval(found: Estimate) -> dict[str, float]:
+    return {"mean": rounded(found.mean), "low": rounded(found.low), "high": rounded(found.high)}

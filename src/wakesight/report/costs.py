@@ -11,9 +11,10 @@ from wakesight.report.folder import Run
 
 @dataclass(frozen=True)
 class Cost:
-    """kept, kv_bytes_kept: as the summary has them. score_s, compact_s: per context; None where nothing was measured.
+    """kept, kv_bytes_kept: as the comparison has them.
 
-    A scorer runs once per context for all its arms, so arms of one scorer share `score_s`.
+    score_s, compact_s: per context; None where nothing was measured. A scorer runs once per context
+    for all its arms, so arms of one scorer share `score_s`.
     """
 
     tokens: float
@@ -35,7 +36,7 @@ def costs(run: Run) -> dict[str, Cost]:
         by_arm.setdefault(row["arm"], []).append(row)
     return {
         arm: Cost(**held, score_s=_seconds(by_arm[arm], "score"), compact_s=_seconds(by_arm[arm], "compact"))
-        for arm, held in run.summary["kept"].items()
+        for arm, held in run.comparison["kept"].items()
         if held
     }
 

@@ -15,7 +15,7 @@ def grids(run: Run, rule: str) -> dict[str, Grid]:
     depths = tuple(sorted({depth for _, depth in places.values()}))
     if len(lengths) < 2 or len(depths) < 2:
         return {}
-    return {arm: _grid(run, rule, arm, places, lengths, depths) for arm in run.summary["arms"]}
+    return {arm: _grid(run, rule, arm, places, lengths, depths) for arm in run.comparison["arms"]}
 
 
 def _places(run: Run) -> dict[str, tuple[int, float]]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from wakesight.evaluation.arms import WHOLE
-from wakesight.evaluation.summary import ALL
+from wakesight.evaluation.scored import ALL
 from wakesight.report import drawing, panels, rules
 from wakesight.report.arm_names import parse
 from wakesight.report.costs import costs
@@ -36,16 +36,16 @@ class Panel:
 
 def run_panels(run: Run) -> list[Panel]:
     """Every panel of a run, in the order of reading."""
-    styles = looks(run.summary["arms"])
+    styles = looks(run.comparison["arms"])
     found = [*_costs(run, styles)]
-    for rule in rules.distinct(run.summary["rules"]):
+    for rule in rules.distinct(run.comparison["rules"]):
         found += [*_scores(run, rule, styles), *_differences(run, rule, styles), *_depths(run, rule)]
     return found
 
 
 def figure_files(run: Run) -> Iterator[tuple[str, bytes]]:
     """(file name, content): a PNG and an SVG per subject. Raises RequestError without matplotlib."""
-    styles = looks(run.summary["arms"])
+    styles = looks(run.comparison["arms"])
     by_subject: dict[str, list[Panel]] = {}
     for panel in run_panels(run):
         by_subject.setdefault(panel.subject, []).append(panel)
@@ -80,8 +80,8 @@ def _arranged(group: Sequence[Panel], styles: Mapping[str, Look]) -> Any:
 
 
 def _scores(run: Run, rule: str, styles: Mapping[str, Look]) -> Iterator[Panel]:
-    means = run.summary["rules"][rule]["means"]
-    tasks = [ALL, *run.summary["tasks"]] if len(run.summary["tasks"]) > 1 else run.summary["tasks"]
+    means = run.comparison["rules"][rule]["means"]
+    tasks = [ALL, *run.comparison["tasks"]] if len(run.comparison["tasks"]) > 1 else run.comparison["tasks"]
     for task in tasks:
         name = "mean over tasks" if task == ALL else task
         about = f"{rules.title(rule)} of {name} over the kept fraction, one curve per method"
@@ -89,7 +89,7 @@ def _scores(run: Run, rule: str, styles: Mapping[str, Look]) -> Iterator[Panel]:
 
 
 def _differences(run: Run, rule: str, styles: Mapping[str, Look]) -> Iterator[Panel]:
-    for task, cells in run.summary["rules"][rule]["minus_whole"].items():
+    for task, cells in run.comparison["rules"][rule]["minus_whole"].items():
         if cells:
             about = f"{rules.title(rule)} of {task}: every arm minus the whole cache, with 95% intervals"
             draw = _drawing(panels.forest, task, cells, styles)

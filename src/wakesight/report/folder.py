@@ -8,23 +8,28 @@ from pathlib import Path
 from typing import Any
 
 from wakesight.errors import RequestError
-from wakesight.evaluation.records import Records, Row, canonical, read_json, unit
+from wakesight.evaluation.comparison import compare
+from wakesight.evaluation.config import arguments_of
+from wakesight.evaluation.records import Records, Row, canonical, complete, read_json
 from wakesight.evaluation.runner import file_name
-from wakesight.evaluation.summary import summarise
 
 
 @dataclass(frozen=True)
 class Run:
     """One run folder. name: unique in a report. rows: complete questions only, in canonical order.
 
-    summary: worked out from the rows now, so that it can be neither missing nor stale.
+    comparison: worked out from the rows now, so that it can be neither missing nor stale.
     """
 
     name: str
     folder: Path
     config: dict[str, Any]
     rows: list[Row]
-    summary: dict[str, Any]
+    comparison: dict[str, Any]
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        return arguments_of(self.config)
 
     def context(self, context_id: str) -> dict[str, Any] | None:
         """What contexts/ holds about a context; None for one that could not be read by the model."""
@@ -51,26 +56,14 @@ def _open(folder: Path, name: str) -> Run:
     if not folder.is_dir():
         raise RequestError(f"{folder} is no folder; give a run folder of wakesight eval")
     config = read_json(folder / "config.json")
-    rows = _complete(Records(folder).read(), folder)
-    if not rows:
-        raise RequestError(
-            f"{folder} has no finished question yet; run wakesight eval, with --resume if it was stopped"
-        )
+    found = Records(folder).read()
     try:
-        return Run(name, folder, config, rows, summarise(rows, seed=config["arguments"].get("seed") or 0))
+        rows = canonical(complete(found))
+        if rows:
+            return Run(name, folder, config, rows, compare(rows, seed=arguments_of(config).get("seed") or 0))
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise RequestError(f"{folder} holds no rows that wakesight eval has written ({error!r})") from None
-
-
-def _complete(rows: Sequence[Row], folder: Path) -> list[Row]:
-    """Rows of questions that every arm has answered: a run may be looked at while it goes on."""
-    counts: dict[tuple[str, str], int] = {}
-    try:
-        for row in rows:
-            counts[unit(row)] = counts.get(unit(row), 0) + 1
-        return canonical([row for row in rows if counts[unit(row)] == row["arms"]])
-    except (KeyError, TypeError) as error:
-        raise RequestError(f"{folder} holds no rows that wakesight eval has written ({error!r})") from None
+    raise RequestError(f"{folder} has no finished question yet; run wakesight eval, with --resume if it was stopped")
 
 
 def _names(folders: Sequence[Path]) -> list[str]:

@@ -56,8 +56,8 @@ def collect(runs: Sequence[Run], most_contexts: int) -> Items:
 
 
 def _arms(run: Run) -> list[dict[str, Any]]:
-    styles = looks(run.summary["arms"])
-    names = map(parse, run.summary["arms"])
+    styles = looks(run.comparison["arms"])
+    names = map(parse, run.comparison["arms"])
     return [
         {"id": name.id, "label": name.label, "place": styles[name.curve].place if name.curve in styles else None}
         for name in names
@@ -87,11 +87,11 @@ def _block(run: Run, context: str, rows: Sequence[Row]) -> dict[str, Any]:
         "questions": questions,
     }
     kept = about.get("kept", {})
-    return {"text": packed(text), "kept": [kept.get(arm) for arm in run.summary["arms"]]}
+    return {"text": packed(text), "kept": [kept.get(arm) for arm in run.comparison["arms"]]}
 
 
 def _rows(run: Run, rows: Sequence[Row], question: str) -> list[dict[str, Any] | None]:
     """Per arm, in the order of the index."""
     shown = ("output", "grades", "kept", "tokens", "kv_bytes_kept", "kept_per_layer", "finish", "skipped")
     found = {row["arm"]: row for row in rows if row["question"] == question}
-    return [{name: found[arm].get(name) for name in shown} if arm in found else None for arm in run.summary["arms"]]
+    return [{name: found[arm].get(name) for name in shown} if arm in found else None for arm in run.comparison["arms"]]

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from typing import Any
 
+from wakesight.evaluation.config import arguments_of
 from wakesight.report import rules, verdict
 from wakesight.report.figures import WIDTH, Panel, panel_svg, run_panels
 from wakesight.report.folder import Run
@@ -19,7 +20,7 @@ def article(run: Run, place: int) -> str:
     panels: dict[str, list[Panel]] = {}
     for panel in run_panels(run):
         panels.setdefault(panel.subject, []).append(panel)
-    about = run.summary
+    about = run.comparison
     blocks = [_header(run)]
     titles = rules.distinct(about["rules"])
     if titles:
@@ -36,7 +37,7 @@ def article(run: Run, place: int) -> str:
 
 
 def _header(run: Run) -> str:
-    about, arguments = run.summary, run.config["arguments"]
+    about, arguments = run.comparison, run.arguments
     what = [f"{arguments[name]}" for name in ("suite", "model") if arguments.get(name)]
     facts = [
         f"{about['contexts']:,} contexts",
@@ -70,7 +71,7 @@ def _rule_sections(run: Run, rule: str, panels: dict[str, list[Panel]], name: st
         "Dashed: the whole cache. Bands are 95% intervals. Choose a method in the legend to bring it forward.",
         legend=_legend(run),
     )  # fmt: skip
-    if any(run.summary["rules"][rule]["minus_whole"].values()):
+    if any(run.comparison["rules"][rule]["minus_whole"].values()):
         yield (
             f'<section id="{name}-differences"><h2>Paired differences to the whole cache</h2>'
             '<p class="quiet">Question by question, arm minus whole cache, with 95% intervals. p is from sign flips of '
@@ -83,7 +84,7 @@ def _rule_sections(run: Run, rule: str, panels: dict[str, list[Panel]], name: st
             f"{name}-depth", "Needle depth and context length", panels[f"depth-{rule}"],
             "Mean grade of one needle by where it stands and how long the context is; bright is good.",
         )  # fmt: skip
-    if any(run.summary["rules"][rule]["areas"].values()):
+    if any(run.comparison["rules"][rule]["areas"].values()):
         yield (
             f'<section id="{name}-areas"><h2>Mean height of the curves</h2><p class="quiet">Area under a method\'s '
             f"curve over the kept fractions it was run at.</p>{verdict.area_table(run, rule)}</section>"
@@ -106,7 +107,7 @@ def _panels(panels: Sequence[Panel], name: str) -> str:
 def _legend(run: Run) -> str:
     """A button per method, with the line it has in the figures."""
     buttons = []
-    for curve, look in looks(run.summary["arms"]).items():
+    for curve, look in looks(run.comparison["arms"]).items():
         dash = " ".join(f"{x * 1.8:g}" for x in look.dashes)
         buttons.append(
             f'<button type="button" aria-pressed="false" data-curve="{look.index}"><svg viewBox="0 0 30 10" '
@@ -138,8 +139,8 @@ def about(run: Run, place: int) -> str:
         blocks.append(f"<h3>Defaults</h3>{definitions(defaults)}")
     if rest:
         blocks.append(f"<h3>Versions and machine</h3>{definitions(rest)}")
-    blocks.append(f"<h3>Sources of the contexts</h3>{_list(run.summary['sources'])}")
-    blocks.append("<h3>Skipped rows</h3>" + _skipped(run.summary["skipped"]))
+    blocks.append(f"<h3>Sources of the contexts</h3>{_list(run.comparison['sources'])}")
+    blocks.append("<h3>Skipped rows</h3>" + _skipped(run.comparison["skipped"]))
     return (
         f'<article class="run" data-run="{place}"><section class="about" id="r{place}-about"><h2>About this run</h2>'
         f"{''.join(blocks)}</section></article>"
@@ -147,15 +148,19 @@ def about(run: Run, place: int) -> str:
 
 
 def _arguments(config: dict[str, Any]) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
-    """Arguments that were typed, and the others, where the record tells them apart ("given": a list of names)."""
-    arguments = config["arguments"]
-    named = config.get("given")
-    given = [(k, _words(v)) for k, v in arguments.items() if named is None or k in named]
-    return given, [(k, _words(v)) for k, v in arguments.items() if named is not None and k not in named]
+    """Arguments that were given, and the others, where the record tells them apart."""
+    given, defaults = config.get("given"), config.get("defaults")
+    if given is None or defaults is None:
+        given, defaults = arguments_of(config), {}
+    return [(k, _words(v)) for k, v in given.items()], [(k, _words(v)) for k, v in defaults.items()]
 
 
 def _words(value: Any) -> str:
-    return "-" if value in (None, "", []) else ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+    if value in (None, "", [], {}):
+        return "-"
+    if isinstance(value, dict):
+        return ", ".join(f"{name}={one}" for name, one in value.items())
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def _skipped(reasons: dict[str, int]) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from wakesight.evaluation.summary import ALL
+from wakesight.evaluation.scored import ALL
 from wakesight.report import rules
 from wakesight.report.arm_names import curve_label, parse
 from wakesight.report.costs import costs
@@ -38,8 +38,8 @@ def scores(run: Run) -> Table:
     numbers = ("mean", "low", "high", "questions", "contexts")
     rows = [
         (rule, task, arm, parse(arm).curve, parse(arm).keep, *(cell.get(name) for name in numbers))
-        for rule in rules.ordered(run.summary["rules"])
-        for task, by_arm in run.summary["rules"][rule]["means"].items()
+        for rule in rules.ordered(run.comparison["rules"])
+        for task, by_arm in run.comparison["rules"][rule]["means"].items()
         for arm, cell in by_arm.items()
     ]
     return Table("scores", "Scores", ("rule", "task", "arm", "method", "p", *numbers), tuple(rows))
@@ -50,8 +50,8 @@ def differences(run: Run) -> Table:
     numbers = ("mean", "low", "high", "p_value", "p_holm", "questions", "contexts")
     rows = [
         (rule, task, arm, parse(arm).curve, parse(arm).keep, *(cell.get(name) for name in numbers))
-        for rule in rules.ordered(run.summary["rules"])
-        for task, by_arm in run.summary["rules"][rule]["minus_whole"].items()
+        for rule in rules.ordered(run.comparison["rules"])
+        for task, by_arm in run.comparison["rules"][rule]["minus_whole"].items()
         for arm, cell in by_arm.items()
     ]
     columns = ("rule", "task", "arm", "method", "p", "difference", *numbers[1:])
@@ -62,8 +62,8 @@ def areas(run: Run) -> Table:
     """Mean height of every curve over its kept fractions."""
     rows = [
         (rule, task, curve_label(family), area)
-        for rule in rules.ordered(run.summary["rules"])
-        for task, by_family in run.summary["rules"][rule]["areas"].items()
+        for rule in rules.ordered(run.comparison["rules"])
+        for task, by_family in run.comparison["rules"][rule]["areas"].items()
         for family, area in by_family.items()
     ]
     return Table("areas", "Mean height of the curve over p", ("rule", "task", "method", "area"), tuple(rows))
@@ -82,16 +82,16 @@ def costs_table(run: Run) -> Table:
 
 def skipped(run: Run) -> Table:
     """Why rows have no grade."""
-    return Table("skipped", "Skipped rows", ("reason", "rows"), tuple(run.summary["skipped"].items()))
+    return Table("skipped", "Skipped rows", ("reason", "rows"), tuple(run.comparison["skipped"].items()))
 
 
 def wide_scores(run: Run, rule: str) -> Table:
     """Arms down, the mean over tasks and every task across; a cell is "mean [low, high]"."""
-    means = run.summary["rules"][rule]["means"]
-    tasks = [ALL, *run.summary["tasks"]]
+    means = run.comparison["rules"][rule]["means"]
+    tasks = [ALL, *run.comparison["tasks"]]
     rows = [
         (parse(arm).label, *(_interval(means[task][arm]) if arm in means[task] else None for task in tasks))
-        for arm in run.summary["arms"]
+        for arm in run.comparison["arms"]
     ]
     title = f"{rules.title(rule).capitalize()} by arm and task"
     return Table(f"wide-{rule}", title, ("arm", *tasks), tuple(rows))
@@ -99,7 +99,7 @@ def wide_scores(run: Run, rule: str) -> Table:
 
 def wide_differences(run: Run, rule: str) -> Table:
     """One row per arm and task, numbers rounded for reading."""
-    apart = run.summary["rules"][rule]["minus_whole"]
+    apart = run.comparison["rules"][rule]["minus_whole"]
     rows = [
         (parse(arm).label, task, _interval(cell, "+.3f"), f"{cell['p_value']:.3g}", f"{cell['p_holm']:.3g}")
         for task, by_arm in apart.items()
@@ -115,7 +115,7 @@ def markdown(runs: Sequence[Run]) -> str:
 
 
 def _markdown_run(run: Run) -> list[str]:
-    about = run.summary
+    about = run.comparison
     blocks = [
         f"# {_plain(run.name)}\n",
         f"{about['scored_questions']} of {about['questions']} questions scored, {about['contexts']} contexts. "

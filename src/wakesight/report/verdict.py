@@ -7,7 +7,7 @@ from html import escape
 from typing import Any
 
 from wakesight.evaluation.arms import WHOLE
-from wakesight.evaluation.summary import ALL
+from wakesight.evaluation.scored import ALL
 from wakesight.report import rules
 from wakesight.report.arm_names import ArmName, curve_label, parse
 from wakesight.report.costs import costs
@@ -20,13 +20,13 @@ Estimates = Mapping[str, Mapping[str, Any]]  # arm -> estimate
 
 def score_table(run: Run, rule: str) -> str:
     """Arms down, tasks across; bold is the best arm of its p."""
-    means = run.summary["rules"][rule]["means"]
-    tasks = [*_mean_column(run), *run.summary["tasks"]]
+    means = run.comparison["rules"][rule]["means"]
+    tasks = [*_mean_column(run), *run.comparison["tasks"]]
     scale = _scale(means[task] for task in tasks)
     best = {task: _winners(means[task], rule) for task in tasks}
-    styles, held = looks(run.summary["arms"]), costs(run)
+    styles, held = looks(run.comparison["arms"]), costs(run)
     rows = []
-    for arm in run.summary["arms"]:
+    for arm in run.comparison["arms"]:
         name = parse(arm)
         kept = held.get(arm)
         share = Cell("-") if kept is None else Cell(f"{kept.kept:,.0f}", kept.kept, f"{_mb(kept.kv_bytes_kept)}")
@@ -38,11 +38,11 @@ def score_table(run: Run, rule: str) -> str:
 
 def best_cards(run: Run, rule: str) -> str:
     """The whole cache and, for every p, the arm that came out best on the mean over tasks."""
-    means = run.summary["rules"][rule]["means"]
+    means = run.comparison["rules"][rule]["means"]
     cells: Estimates = means[ALL] or next(iter(means.values()), {})
     whole = cells.get(WHOLE, {}).get("mean")
     cards = [] if whole is None else [_card("whole cache", whole, "nothing evicted", None)]
-    styles = looks(run.summary["arms"])
+    styles = looks(run.comparison["arms"])
     for keep, winners in sorted(_best(cells, rule).items()):
         value = cells[winners[0]]["mean"]
         share = f"{value / whole:.0%} of the whole cache" if whole and rule not in rules.LOWER_IS_BETTER else ""
@@ -67,14 +67,14 @@ def _card(head: str, value: float, name: str, look: Look | None, note: str = "")
 
 def difference_table(run: Run, rule: str) -> str:
     """Every arm minus the whole cache, task by task; bold where Holm's p is below 0.05."""
-    apart = run.summary["rules"][rule]["minus_whole"]
+    apart = run.comparison["rules"][rule]["minus_whole"]
     tasks = [task for task, cells in apart.items() if cells]
-    styles = looks(run.summary["arms"])
+    styles = looks(run.comparison["arms"])
     largest = max((abs(cell["mean"]) for task in tasks for cell in apart[task].values()), default=0.0)
     rows = [
         [_arm(parse(arm), styles), Cell(f"{parse(arm).keep:g}", parse(arm).keep)]
         + [_difference(apart[task].get(arm), rule, largest) for task in tasks]
-        for arm in run.summary["arms"]
+        for arm in run.comparison["arms"]
         if any(arm in apart[task] for task in tasks)
     ]
     return table(["method", "p", *tasks], rows, f"{rules.title(rule).capitalize()}: arm minus whole cache, paired")
@@ -82,7 +82,7 @@ def difference_table(run: Run, rule: str) -> str:
 
 def cost_table(run: Run) -> str:
     """Entries, bytes and seconds."""
-    styles = looks(run.summary["arms"])
+    styles = looks(run.comparison["arms"])
     rows = []
     for arm, one in costs(run).items():
         name = parse(arm)
@@ -102,10 +102,10 @@ def cost_table(run: Run) -> str:
 
 def area_table(run: Run, rule: str) -> str:
     """Mean height of every curve over p."""
-    found = run.summary["rules"][rule]["areas"]
-    tasks = [task for task in [*_mean_column(run), *run.summary["tasks"]] if task in found]
+    found = run.comparison["rules"][rule]["areas"]
+    tasks = [task for task in [*_mean_column(run), *run.comparison["tasks"]] if task in found]
     scale = _range([x for task in tasks for x in found[task].values()])
-    styles = looks(run.summary["arms"])
+    styles = looks(run.comparison["arms"])
     rows = [
         [
             _curve(curve_label(family), styles),
@@ -121,7 +121,7 @@ def area_table(run: Run, rule: str) -> str:
 
 
 def _mean_column(run: Run) -> list[str]:
-    return [ALL] if len(run.summary["tasks"]) > 1 else []
+    return [ALL] if len(run.comparison["tasks"]) > 1 else []
 
 
 def _best(cells: Estimates, rule: str) -> dict[float, list[str]]:

@@ -5,7 +5,7 @@ a kind of text, so that results are split by it. The question of a context is th
 anything between (chat=False); nothing is generated, and `max_new_tokens` is the continuation's length. The passages
 of one kind start at places spread over its text.
 
-`options.extra`: continuation (128 tokens).
+`options.extra`: see OPTIONS.
 """
 
 from __future__ import annotations
@@ -18,16 +18,17 @@ from collections.abc import Callable, Iterator, Sequence
 from wakesight.errors import RequestError
 from wakesight.evaluation.items import Context, Question, SuiteOptions
 from wakesight.evaluation.suites import text
-from wakesight.evaluation.suites.sizing import largest
+from wakesight.evaluation.suites.sizing import RESERVE, largest
 from wakesight.evaluation.suites.table import pick
 
 TASKS = text.KINDS
 CONTINUATION = 128
+OPTIONS = {"continuation": f"tokens to predict after each passage ({CONTINUATION})", "reserve": RESERVE}
 
 
 def contexts(options: SuiteOptions) -> Iterator[Context]:
     """Raises RequestError for an unknown kind, or a length without room for a continuation."""
-    tokens = int(options.extra.get("continuation", CONTINUATION))
+    tokens = options.whole("continuation", CONTINUATION)
     if not 0 < tokens < options.length:
         raise RequestError(f"continuation={tokens} must be above 0 and below length={options.length}")
     for kind in pick(TASKS, options):
@@ -38,7 +39,7 @@ def contexts(options: SuiteOptions) -> Iterator[Context]:
 def _context(kind: str, index: int, tokens: int, options: SuiteOptions) -> Context:
     source, pieces, start = _from(kind, index, options.seed)
     count = options.count
-    reserve = int(options.extra.get("reserve", 0))
+    reserve = options.whole("reserve", 0)
     size = _fitting(pieces, start, options.length - tokens - reserve, count)
     passage = _joined(pieces, start, size).lstrip()
     after = _fitting(pieces, start + size, tokens, count)

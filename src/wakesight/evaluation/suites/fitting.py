@@ -53,7 +53,7 @@ def beside(questions: Sequence[Question], instruction: str | None, options: Suit
         count("\n\n" + one.text) + (count(one.answer_prefix) if one.answer_prefix else 0) + one.max_new_tokens
         for one in questions
     )
-    return asked + (count(instruction + "\n\n") if instruction else 0) + int(options.extra.get("reserve", 0))
+    return asked + (count(instruction + "\n\n") if instruction else 0) + options.whole("reserve", 0)
 
 
 def room(questions: Sequence[Question], instruction: str | None, options: SuiteOptions, task: str) -> int:

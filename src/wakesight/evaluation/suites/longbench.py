@@ -21,6 +21,7 @@ from wakesight.evaluation.items import Context, Question, SuiteOptions
 from wakesight.evaluation.suites import chinese
 from wakesight.evaluation.suites.files import Record, find, missing, records
 from wakesight.evaluation.suites.fitting import Draft, cut_middle, room
+from wakesight.evaluation.suites.sizing import RESERVE
 from wakesight.evaluation.suites.table import pick
 
 
@@ -118,6 +119,7 @@ EVEN = (
     "passage_count", "passage_retrieval_en", "lcc", "repobench-p",
 )  # fmt: skip
 ALSO = tuple(f"{task}_e" for task in EVEN)
+OPTIONS = {"reserve": RESERVE}
 
 
 def contexts(options: SuiteOptions) -> Iterator[Context]:

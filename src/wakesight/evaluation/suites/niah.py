@@ -3,7 +3,7 @@
 A row of the grid is a task ("niah_2048"); its items go through the depths in turn, so `items` should be a multiple of
 their number. The needle is one sentence with a uuid, as WakeKV's needle test has it; keys are from our own lists.
 
-`options.extra`: depths (10), lengths (four, up to `length`), haystack ("essay" or "noise").
+`options.extra`: see OPTIONS.
 """
 
 from __future__ import annotations
@@ -17,10 +17,16 @@ from wakesight.errors import RequestError
 from wakesight.evaluation.items import Context, SuiteOptions
 from wakesight.evaluation.suites import text, words
 from wakesight.evaluation.suites.ruler import NOISE
-from wakesight.evaluation.suites.sizing import Draft, Span, context_of, largest_draft, weave, within
+from wakesight.evaluation.suites.sizing import RESERVE, Draft, Span, context_of, largest_draft, weave, within
 from wakesight.evaluation.suites.table import pick
 
 TASKS = ("niah",)  # the whole grid; a row is asked for by its own name
+OPTIONS = {
+    "depths": "number of depths a needle is put at (10)",
+    "lengths": "lengths of the grid's rows in tokens, lengths=1024,4096 (quarters of --length)",
+    "haystack": "essay or noise (essay)",
+    "reserve": RESERVE,
+}
 NEW_TOKENS = 64
 
 
@@ -31,10 +37,8 @@ def names(options: SuiteOptions) -> tuple[str, ...]:
 
 def contexts(options: SuiteOptions) -> Iterator[Context]:
     """Raises RequestError for an unknown row, a bad setting or a length too short."""
-    depths = int(options.extra.get("depths", 10))
+    depths = options.whole("depths", 10, least=1)
     haystack = options.extra.get("haystack", "essay")
-    if depths < 1:
-        raise RequestError(f"depths={depths}; a grid needs at least 1")
     if haystack not in ("essay", "noise"):
         raise RequestError(f"unknown haystack {haystack!r}; known: essay, noise")
     text.folder(options.data)
@@ -45,7 +49,10 @@ def contexts(options: SuiteOptions) -> Iterator[Context]:
 
 def _lengths(options: SuiteOptions) -> tuple[int, ...]:
     asked = options.extra.get("lengths") or [options.length * quarter // 4 for quarter in (1, 2, 3, 4)]
-    lengths = tuple(sorted({int(length) for length in asked}))
+    try:
+        lengths = tuple(sorted({int(one) for one in (asked.split(",") if isinstance(asked, str) else asked)}))
+    except (TypeError, ValueError):
+        raise RequestError(f"lengths={asked} is no list of whole numbers; write lengths=1024,2048") from None
     if lengths[-1] > options.length:
         raise RequestError(f"lengths={lengths[-1]} is above length={options.length}; raise the length")
     return lengths

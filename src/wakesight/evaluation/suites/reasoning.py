@@ -27,6 +27,7 @@ from wakesight.errors import RequestError
 from wakesight.evaluation.items import Context, Question, SuiteOptions
 from wakesight.evaluation.suites.files import Record, find, missing, records
 from wakesight.evaluation.suites.fitting import Draft, too_small
+from wakesight.evaluation.suites.sizing import RESERVE
 from wakesight.evaluation.suites.table import pick
 
 ASK = "Solve this problem. Think step by step, and put the final answer into \\boxed{}."
@@ -46,6 +47,7 @@ GYM_NEW_TOKENS = 2048
 LEAST_NEW_TOKENS = 128  # less holds no thought
 TASKS = tuple(OFFICIAL)
 ALSO = GYM
+OPTIONS = {"new_tokens": "longest answer in tokens (by task)", "reserve": RESERVE}
 
 
 def contexts(options: SuiteOptions) -> Iterator[Context]:
@@ -142,8 +144,8 @@ def _draft(
     task: str,
     options: SuiteOptions,
 ) -> Draft:
-    limit = int(options.extra.get("new_tokens", new_tokens))
-    taken = options.count(problem) + options.count("\n\n" + ASK) + int(options.extra.get("reserve", 0))
+    limit = options.whole("new_tokens", new_tokens, least=1)
+    taken = options.count(problem) + options.count("\n\n" + ASK) + options.whole("reserve", 0)
     allowed = min(limit, options.length - taken)
     if allowed < min(limit, LEAST_NEW_TOKENS):
         raise too_small(options, task, taken + LEAST_NEW_TOKENS)

@@ -12,11 +12,12 @@ from collections.abc import Callable, Iterator, Sequence
 
 from wakesight.evaluation.items import Context, Question, SuiteOptions
 from wakesight.evaluation.suites import text, words
-from wakesight.evaluation.suites.sizing import Draft, facts, largest_draft, weave, within
+from wakesight.evaluation.suites.sizing import RESERVE, Draft, facts, largest_draft, weave, within
 from wakesight.evaluation.suites.table import pick
 
 FACTS = {"recall_1": 1, "recall_4": 4}
 TASKS = tuple(FACTS)
+OPTIONS = {"reserve": RESERVE}
 NEW_TOKENS = 48
 LEAST_TURNS = 4
 ANSWER_TOKENS = (100, 200)

@@ -24,7 +24,17 @@ from pathlib import Path
 from wakesight.errors import RequestError
 from wakesight.evaluation.items import Context, SuiteOptions
 from wakesight.evaluation.suites import ruler_official, ruler_qa, text, words
-from wakesight.evaluation.suites.sizing import Draft, Span, context_of, largest, largest_draft, room, weave, within
+from wakesight.evaluation.suites.sizing import (
+    RESERVE,
+    Draft,
+    Span,
+    context_of,
+    largest,
+    largest_draft,
+    room,
+    weave,
+    within,
+)
 from wakesight.evaluation.suites.table import pick
 
 SMALL = 4096  # below it, cwe repeats its words less often. Source: common_words_extraction.py
@@ -57,6 +67,7 @@ NIAH = {
 NEW_TOKENS = {**dict.fromkeys(NIAH, 128), "vt": 30, "cwe": 120, "fwe": 50, "qa_1": 32, "qa_2": 32}
 TASKS = (*NIAH, "vt", "cwe", "fwe", "qa_1", "qa_2")
 ALSO = ("qa_1_synth", "qa_2_synth")
+OPTIONS = {"reserve": RESERVE}
 
 
 def contexts(options: SuiteOptions) -> Iterator[Context]:

@@ -26,6 +26,7 @@ from wakesight.evaluation.suites import chinese, scbench_scripts, scbench_synth,
 from wakesight.evaluation.suites.files import Record, Scalar, find, missing, records
 from wakesight.evaluation.suites.fitting import Draft, cut_middle, room
 from wakesight.evaluation.suites.scbench_turns import form, in_turns
+from wakesight.evaluation.suites.sizing import RESERVE
 from wakesight.evaluation.suites.table import pick
 
 # new tokens per task, of the mixes per question; source: scbench/eval_utils.py
@@ -47,6 +48,11 @@ MIXES = {
 }
 TASKS = (*NEW_TOKENS, *MIXES)
 VARIANTS = ("tiny", "short", "mid")  # about 8K, 20K and 60K tokens
+OPTIONS = {
+    "turns": "alone: every question by itself; golden: after the questions and right answers before it (alone)",
+    "variant": "which shortened official files to read: tiny, short or mid (the full ones)",
+    "reserve": RESERVE,
+}
 
 SCRIPTS: dict[str, Callable[[SuiteOptions, int], Draft]] = {
     "kv": scbench_scripts.kv,

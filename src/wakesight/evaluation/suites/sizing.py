@@ -9,6 +9,7 @@ from typing import Any
 from wakesight.errors import RequestError
 from wakesight.evaluation.items import Context, Question, SuiteOptions
 
+RESERVE = "tokens kept back for the model's chat template (0)"  # an OPTIONS row that every suite shares
 Span = tuple[int, int]  # characters [start, end) of a context's text
 
 
@@ -63,7 +64,7 @@ def largest(tokens_at: Callable[[int], int], limit: int, least: int, guess: int,
 
 def room(options: SuiteOptions, new_tokens: int) -> int:
     """Tokens a prompt may have. `extra={"reserve": n}` keeps n back for the model's chat template."""
-    return options.length - new_tokens - int(options.extra.get("reserve", 0))
+    return options.length - new_tokens - options.whole("reserve", 0)
 
 
 def largest_draft(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import cast
 
 from wakesight.errors import RequestError
@@ -14,6 +16,7 @@ SUITES = {
     "ruler": "wakesight.evaluation.suites.ruler",
     "niah": "wakesight.evaluation.suites.niah",
     "recall": "wakesight.evaluation.suites.recall",
+    "closed": "wakesight.evaluation.suites.closed",
     "fidelity": "wakesight.evaluation.suites.fidelity",
     "scbench": "wakesight.evaluation.suites.scbench",
     "longbench": "wakesight.evaluation.suites.longbench",
@@ -26,6 +29,34 @@ def suite(name: str) -> Suite:
     if name not in SUITES:
         raise RequestError(f"unknown suite {name!r}{did_you_mean(name, SUITES)}; known: {', '.join(sorted(SUITES))}")
     return cast(Suite, importlib.import_module(SUITES[name]))
+
+
+def options_of(name: str) -> Mapping[str, str]:
+    """What may be set of a suite: name -> what it is (its module's OPTIONS)."""
+    return getattr(suite(name), "OPTIONS", {})
+
+
+def check_options(name: str, extra: Mapping[str, object]) -> None:
+    """Raises RequestError if `extra` sets something that the suite does not have."""
+    known = options_of(name)
+    for option in extra:
+        if option not in known:
+            listed = f"it has: {', '.join(known)}" if known else "it has none"
+            raise RequestError(f"the suite {name} has no option {option!r}{did_you_mean(option, known)}; {listed}")
+
+
+def task_id(suite_name: str, task: str) -> str:
+    """A task's name among all suites: a name that several of them have carries its suite ("ruler:vt").
+
+    A run's rows belong to one suite and hold the bare name.
+    """
+    return f"{suite_name}:{task}" if task in _shared_names() else task
+
+
+@functools.cache
+def _shared_names() -> frozenset[str]:
+    found = Counter(name for one in map(suite, SUITES) for name in {*one.TASKS, *getattr(one, "ALSO", ())})
+    return frozenset(name for name, suites in found.items() if suites > 1)
 
 
 def chosen(module: Suite, options: SuiteOptions) -> tuple[str, ...]:
