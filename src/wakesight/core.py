@@ -8,9 +8,10 @@ into `ModelGeometry.attention_layers`, not the model's own layer number.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NewType
+from typing import Any, NewType
 
 import torch
 from torch import Tensor
@@ -41,6 +42,7 @@ class ModelGeometry:
     itemsize: int  # bytes of one stored number
     max_positions: int  # longest context plus answer the model accepts, in tokens
     index_dims: tuple[int, ...] = ()  # of a sparse indexer's raw key, one per token and layer; () without an indexer
+    native_heads: tuple[int, ...] = ()  # heads per recurrent layer; () if their gates cannot be recorded
 
     def entry_bytes(self, layer: int) -> int:
         """Bytes of one entry (its K and its V, one KV head) of attention layer `layer`."""
@@ -68,10 +70,18 @@ class Signals:
     - `query_mean` [query_head, dim], `query_covariance` [query_head, dim, dim]: moments of the context's
       queries before RoPE, the first 4 left out;
     - `future_rotation`: [2, position, rotary_dim], cosine and sine of RoPE at the positions after the context;
-      dims beyond rotary_dim are not rotated, a layer without RoPE has rotary_dim 0.
+      dims beyond rotary_dim are not rotated, a layer without RoPE has rotary_dim 0;
+    - `native`: float32 [token, head, 3] per **recurrent** layer: write gate beta, log-decay g, norm of v
+      (Mamba-2: time step dt, -A dt, norm of x); `signals/native.py`;
+    - `output_gate`: float32 [query_head], mean of sigmoid(gate) over tokens (prefix included) and head dims, and
+      with it `output_gate_max` [kv_head], the same of the group's largest gate at each token and dim;
+    - `hidden`: [token, hidden], what enters the attention module, behind its norm, in the model's dtype.
 
     held: per attention layer bool [kv_head, token], which entries exist; None when all do. A score where
     nothing is held is ignored.
+
+    artifact: what was measured and fitted for this model offline (`estimator.artifact.Artifact`: tables, readers,
+    query statistics); None if there is none. It is typed loosely because the nouns import nothing.
     """
 
     tokens: int  # n, the logical length
@@ -79,6 +89,7 @@ class Signals:
     scaling: tuple[float, ...]  # softmax scale per attention layer
     streams: Mapping[str, Sequence[Tensor]]
     held: tuple[Tensor, ...] | None = None
+    artifact: Any = None
 
     def __getitem__(self, name: str) -> Sequence[Tensor]:
         try:
@@ -90,9 +101,10 @@ class Signals:
                     "this model stores latent keys and no values of their own, so a scorer that reads values cannot "
                     f"run on it (it has {have}); use --scorer keydiff, knorm, snapkv, tova or h2o"
                 ) from None
+            asked = "output_gate" if name == "output_gate_max" else name
             raise RequestError(
                 f"the signal {name!r} was not recorded for this session (it has {have}); "
-                f"prefill with record=[{name!r}] (--record {name})"
+                f"prefill with record=[{asked!r}] (--record {asked})"
             ) from None
 
 
@@ -131,6 +143,46 @@ class Budget:
     @property
     def total(self) -> int:
         return sum(sum(heads) for heads in self.counts)
+
+
+Table = tuple[tuple[float, ...], ...]  # [attention layer][KV head]
+
+
+@dataclass(frozen=True)
+class Tables:
+    """Numbers that were measured once for a model, offline, and that allocations share budgets by.
+
+    Each is [attention layer][KV head], finite and not negative; None where it was not measured. Lists are taken
+    too, as JSON gives them. Raises RequestError for anything else.
+
+    - gate: mean output gate of the head, the largest of its query heads;
+    - utility_mass: mean over documents of the utility that the best 20% of the head's entries hold;
+    - utility_peak: mean over documents of the largest utility in the head, the scale that normalised scores lost.
+
+    Source: GateSight, gate measurement; the two utility tables are ours.
+    """
+
+    gate: Table | None = None
+    utility_mass: Table | None = None
+    utility_peak: Table | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("gate", "utility_mass", "utility_peak"):
+            if (table := getattr(self, name)) is not None:
+                object.__setattr__(self, name, _table(name, table))
+
+
+def _table(name: str, rows: Any) -> Table:
+    try:
+        table = tuple(tuple(float(value) for value in row) for row in rows)
+    except (TypeError, ValueError):
+        table = ()
+    if not table or not all(row and all(math.isfinite(x) and x >= 0 for x in row) for row in table):
+        raise RequestError(
+            f"the table {name!r} must hold one finite number of at least 0 for every KV head of every attention layer; "
+            "measure it again with: wakesight calibrate"
+        )
+    return table
 
 
 @dataclass(frozen=True)

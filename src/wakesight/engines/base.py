@@ -12,7 +12,11 @@ from torch import Tensor
 from wakesight.cache.pool import Pool
 from wakesight.cache.state import SessionState
 from wakesight.core import ModelGeometry
+from wakesight.engines.probe import Instruction
 from wakesight.engines.recording import Recording
+from wakesight.estimator.artifact import Artifact
+from wakesight.models.chat import Frame
+from wakesight.signals.chunk import Tap
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,24 @@ class Generation:
     margin: float
 
 
+@dataclass(frozen=True)
+class Followed:
+    """What one attention layer did with t tokens behind a context.
+
+    queries: [query_head, t, dim] after RoPE. keys, values: [kv_head, t, dim] of these tokens, as stored.
+    outputs: [query_head, t, value_dim], the head outputs as the model's kernel gave them, before an output gate and
+    before the projection. residual: float32 [t], norm of the residual stream that enters the layer. scaling: softmax
+    scale.
+    """
+
+    queries: Tensor
+    keys: Tensor
+    values: Tensor
+    outputs: Tensor
+    residual: Tensor
+    scaling: float
+
+
 class Engine(Protocol):
     """Runs one model. Every call but `extend` leaves the given states exactly as it found them."""
 
@@ -55,6 +77,12 @@ class Engine(Protocol):
     growth: int  # slack slots that new storage gets
     pool: Pool
     only_whole: str | None  # why nothing can be evicted on this model; None where it can
+    repeat_instruction: Instruction | None  # how this model is asked to repeat its context; None: in English
+
+    @property
+    def artifact(self) -> Artifact | None:
+        """What was learned about the model offline."""
+        ...
 
     def generate(
         self, states: Sequence[SessionState], questions: Sequence[Sequence[int]], max_new_tokens: int,
@@ -79,6 +107,42 @@ class Engine(Protocol):
         """Raise the RequestError that `extend` would, before anything is read."""
         ...
 
+    def overhear(self, state: SessionState, tokens: Sequence[int], taps: Sequence[Tap], chunk: int = 512) -> None:
+        """Read `tokens` behind `state` and forget them; one tap per attention layer watches every chunk.
+
+        A tap with `wants_rotation = True` also gets RoPE's rotation.
+        """
+        ...
+
+    def sample(
+        self, state: SessionState, tokens_after: Sequence[int], count: int, max_new_tokens: int, seed: int,
+        past_end: bool = False,
+    ) -> list[list[int]]:  # fmt: skip
+        """`count` continuations of `tokens_after` behind `state`, drawn as the checkpoint asks to be sampled.
+
+        Their ids, end-of-sequence id left out; with `past_end` it is one like any other and ends nothing. The same seed on the same machine draws the same ids.
+        """
+        ...
+
+    def follow(self, state: SessionState, tokens: Sequence[int]) -> tuple[Followed, ...]:
+        """Read `tokens` behind `state` for once; what every attention layer did with them."""
+        ...
+
+    def output_projection(self, layer: int) -> Tensor:
+        """W_O of attention layer `layer` by query head, [hidden, query_head, value_dim].
+
+        Raises RequestError where attention is no plain softmax or the weights are fused or quantised.
+        """
+        ...
+
+    def frame(self, instruction: str | None, chat: bool) -> Frame:
+        """Ids around a context: the chat template's (chat), or the tokenizer's own start token."""
+        ...
+
+    def template_ids(self, text: str) -> list[int]:
+        """Ids of text in which control tokens mean what they say."""
+        ...
+
     def cache(self, states: Sequence[SessionState]) -> object:
         """A copy of the states, one row each, in the form the engine's own generation loop continues from."""
         ...
@@ -93,6 +157,10 @@ class Engine(Protocol):
 
     def fingerprint(self) -> str:
         """Equal for equal architecture, weights and dtype, whatever the device."""
+        ...
+
+    def weights_fingerprint(self) -> str:
+        """Equal for equal architecture and weights, in whatever dtype they were loaded."""
         ...
 
     def encode(self, text: str) -> list[int]:

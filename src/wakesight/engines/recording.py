@@ -1,14 +1,15 @@
 """What prefill overheard of one sequence, and the `Signals` that scorers read from it.
 
-A recorder sits at each attention layer and shows every chunk to its taps. A child shares its parent's
+A recorder sits at each attention layer and shows every chunk to its taps; rows of recurrent layers stand beside
+them. A child shares its parent's
 recording until it is continued; from then on it has its own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import TypedDict
+from dataclasses import dataclass, field
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor
@@ -16,27 +17,31 @@ from torch import Tensor
 from wakesight.arguments import shown
 from wakesight.cache.slots import Slots
 from wakesight.cache.state import SessionState
-from wakesight.core import Signals
+from wakesight.core import ModelGeometry, Signals
 from wakesight.errors import RequestError
 from wakesight.registry import did_you_mean
-from wakesight.scores.base import Scorer, reads_of
+from wakesight.scores.base import AnyScorer, for_model, reads_of
 from wakesight.scores.table import SCORERS, scorer
 from wakesight.signals.attention_sums import AttentionSums
 from wakesight.signals.chunk import Chunk
+from wakesight.signals.gates import OutputGate
 from wakesight.signals.queries import QueryWindow
 from wakesight.signals.query_moments import QueryMoments
+from wakesight.signals.rows import Rows
 
 Rotation = Callable[[int, int], Tensor | None]  # positions start .. stop -> [2, q, rotary_dim]
 ALWAYS = ("keys", "values", "queries")
-ON_REQUEST = ("attention_sums", "query_mean", "query_covariance", "future_rotation")
+OVERHEARD = ("native", "output_gate", "hidden")  # told by the model's own modules, not by the attention function
+ON_REQUEST = ("attention_sums", "query_mean", "query_covariance", "future_rotation", *OVERHEARD)
 WINDOW = 64  # last queries that every prefill keeps
 FUTURE = 512  # positions behind the context whose rotation `future_rotation` gives
 
 
-def wanted_signals(names: Iterable[str]) -> tuple[str, ...]:
+def wanted_signals(names: Iterable[str], artifact: Any = None) -> tuple[str, ...]:
     """Signal names for a `record=` list of signals and scorers ("attention_sums", "h2o"); a str is one name.
 
-    Raises RequestError for a name that is neither.
+    artifact: the model's, which some scorers need to know what they read. Raises RequestError for a name that is
+    neither, and for a scorer that cannot run without an artifact.
     """
     if not isinstance(names, Iterable):
         raise RequestError(f"record must be a list of signals or scorers, not {shown(names)}; for example ['h2o']")
@@ -48,13 +53,14 @@ def wanted_signals(names: Iterable[str]) -> tuple[str, ...]:
             wanted.add(name)
             continue
         try:
-            wanted.update(reads_of(scorer(name)))
+            method = scorer(name)
         except RequestError:
             known = ON_REQUEST + tuple(SCORERS)
             raise RequestError(
                 f"record names {name!r}, which is no signal and no scorer{did_you_mean(name, known)}; "
                 f"signals: {', '.join(ON_REQUEST)}"
             ) from None
+        wanted.update(reads_of(for_model(method, artifact)))
     return tuple(name for name in ON_REQUEST if name in wanted)
 
 
@@ -65,9 +71,12 @@ class Needs(TypedDict):
     query_window: int
 
 
-def needs(scorer: Scorer) -> Needs:
-    """What to record for `scorer`: its signals, and at least as many queries as its own window."""
-    reads = reads_of(scorer)
+def needs(scorer: AnyScorer, artifact: Any = None) -> Needs:
+    """What to record for `scorer`: its signals, and at least as many queries as its own window.
+
+    artifact: the model's; RequestError for a scorer that cannot run without one.
+    """
+    reads = reads_of(for_model(scorer, artifact))
     return {
         "record": tuple(name for name in reads if name in ON_REQUEST),
         "query_window": max(WINDOW, getattr(scorer, "window", 0) if "queries" in reads else 0),
@@ -85,6 +94,8 @@ class LayerRecorder:
     held: tuple[Tensor, ...] | None = None
     begin: int = 0
     scaling: float = 1.0
+    gate: OutputGate | None = None
+    hidden: Rows | None = None  # inputs of the attention module
 
     def hear(self, queries: Tensor, keys: tuple[Tensor, ...], start: int, scaling: float) -> None:
         """queries: [query_head, q, dim] at positions start, start + 1, ...; keys: per KV head [held, dim]."""
@@ -114,39 +125,66 @@ class LayerRecorder:
             held,
             state.logical_length,
             self.scaling,
+            self.gate and self.gate.copy(),
+            None if self.hidden is None else self.hidden.copy(),
         )
 
 
 @dataclass
 class Recording:
-    """One recorder per attention layer. stored_keys: slots -> per KV head [held, dim] (None: keys are latent
-    and shared, and values have no form of their own)."""
+    """One recorder per attention layer. latent_keys: slots -> per KV head [held, dim] where keys are latent and
+    shared, and values have no form of their own; else None. native: rows [token, head, 3] per recurrent layer,
+    empty where they were not asked for."""
 
     layers: list[LayerRecorder]
     window: int
     record: tuple[str, ...]
     latent_keys: Callable[[Slots], tuple[Tensor, ...]] | None = None
+    native: list[Rows] = field(default_factory=list)
 
     @classmethod
     def start(
         cls, rotations: Sequence[Rotation], window: int, record: tuple[str, ...],
-        latent_keys: Callable[[Slots], tuple[Tensor, ...]] | None,
+        latent_keys: Callable[[Slots], tuple[Tensor, ...]] | None, geometry: ModelGeometry,
     ) -> Recording:  # fmt: skip
         """Fresh recorders. rotations: one function per attention layer. window: last queries to keep."""
         sums = "attention_sums" in record
         moments = "query_mean" in record or "query_covariance" in record
         layers = [
             LayerRecorder(
-                QueryWindow(window), AttentionSums() if sums else None, QueryMoments() if moments else None, rotation
+                QueryWindow(window),
+                AttentionSums() if sums else None,
+                QueryMoments() if moments else None,
+                rotation,
+                gate=OutputGate(kv_heads) if "output_gate" in record else None,
+                hidden=Rows() if "hidden" in record else None,
             )
-            for rotation in rotations
+            for rotation, kv_heads in zip(rotations, geometry.kv_heads, strict=True)
         ]
-        return cls(layers, window, record, latent_keys)
+        native = [Rows() for _ in geometry.native_heads] if "native" in record else []
+        return cls(layers, window, record, latent_keys, native)
+
+    @property
+    def overhears(self) -> bool:
+        """True if the model's own modules must be listened to."""
+        return any(name in OVERHEARD for name in self.record)
+
+    def check_heard(self, tokens: int) -> None:
+        """Raise RuntimeError unless every token was overheard once at every layer.
+
+        A model that runs its recurrence or attention in another way than we know must not pass unnoticed.
+        """
+        counts = [rows.count for rows in self.native]
+        for layer in self.layers:
+            counts += [tap.count for tap in (layer.gate, layer.hidden) if tap is not None]
+        if any(count != tokens for count in counts):
+            raise RuntimeError(f"of {tokens} tokens, wakesight overheard {min(counts)} to {max(counts)} in this model")
 
     def continued(self, state: SessionState) -> Recording:
         """The same, ready to hear the next tokens of `state`; this recording stays as it is."""
         layers = [recorder.continued(state, layer) for layer, recorder in enumerate(self.layers)]
-        return Recording(layers, self.window, self.record, self.latent_keys)
+        native = [rows.copy() for rows in self.native]
+        return Recording(layers, self.window, self.record, self.latent_keys, native)
 
     def signals(self, state: SessionState) -> Signals:
         """What a scorer may read of `state`; dense streams of a child are made layer by layer, on access."""
@@ -162,6 +200,13 @@ class Recording:
         if moments := [layer.moments for layer in self.layers if layer.moments]:
             streams["query_mean"] = tuple(tap.mean for tap in moments)
             streams["query_covariance"] = tuple(tap.covariance for tap in moments)
+        if self.native:
+            streams["native"] = tuple(rows.whole() for rows in self.native)
+        if gates := [layer.gate for layer in self.layers if layer.gate]:
+            streams["output_gate"] = tuple(gate.mean for gate in gates)
+            streams["output_gate_max"] = tuple(gate.peak for gate in gates)
+        if hidden := [layer.hidden for layer in self.layers if layer.hidden is not None]:
+            streams["hidden"] = tuple(rows.whole() for rows in hidden)
         if "future_rotation" in self.record:
             streams["future_rotation"] = tuple(_future(layer.rotation, total) for layer in self.layers)
         return Signals(

@@ -27,8 +27,10 @@ from wakesight.errors import RequestError
 from wakesight.models.chat import Frame
 from wakesight.policy import Policy
 from wakesight.signals.attention_sums import AttentionSums
+from wakesight.signals.gates import OutputGate
 from wakesight.signals.precision import working_dtype
 from wakesight.signals.query_moments import QueryMoments
+from wakesight.signals.rows import Rows
 
 
 def save(session: Session, path: str | os.PathLike[str]) -> None:
@@ -249,9 +251,12 @@ def _recorded(recording: Recording) -> dict[str, Tensor]:
     for index, layer in enumerate(recording.layers):
         if layer.queries.rows is not None:
             tensors[f"queries.{index}"] = layer.queries.rows
-        for tap in (layer.sums, layer.moments):
+        for tap in (layer.sums, layer.moments, layer.gate):
             if tap is not None:
                 tensors.update({f"{name}.{index}": tensor for name, tensor in tap.tensors().items()})
+        if layer.hidden is not None:
+            tensors[f"hidden.{index}"] = layer.hidden.whole()
+    tensors.update({f"native.{index}": rows.whole() for index, rows in enumerate(recording.native)})
     return tensors
 
 
@@ -263,8 +268,9 @@ def _recording(saved: files.SavedFile, engine: Engine, tokens: int) -> Recording
     if window < 1 or len(scaling) != len(geometry.attention_layers):
         raise RequestError(f"{saved.path} does not describe what was recorded; prefill and save the session again")
     recording = engine.recording(window, record)
+    _overheard(saved, recording, engine, tokens)
     if engine.only_whole is not None:
-        return recording  # nothing is overheard where nothing can be evicted
+        return recording  # where nothing can be evicted, queries are not kept
     heads = geometry.query_heads
     for index, (layer, scale) in enumerate(zip(recording.layers, scaling, strict=True)):
 
@@ -287,6 +293,32 @@ def _recording(saved: files.SavedFile, engine: Engine, tokens: int) -> Recording
             }
             layer.moments = QueryMoments.restored(moments, engine.dtype)
     return recording
+
+
+def _overheard(saved: files.SavedFile, recording: Recording, engine: Engine, tokens: int) -> None:
+    """Fill in what the model's own modules told."""
+    geometry = engine.geometry
+    for index, layer in enumerate(recording.layers):
+        device = engine.layer_devices[index]
+        if layer.gate is not None:
+            shapes = {"gate.sizes": 2, "gate.sums": geometry.query_heads, "gate.peaks": geometry.kv_heads[index]}
+            gate = {}
+            for name, size in shapes.items():
+                dtype = torch.int64 if name == "gate.sizes" else torch.float64
+                gate[name] = saved.tensor(f"{name}.{index}", [size], dtype).to(device)
+            layer.gate = OutputGate.restored(gate)
+        if layer.hidden is not None:
+            layer.hidden = Rows(saved.tensor(f"hidden.{index}", [tokens, None], engine.dtype).to(device))
+    for index, heads in enumerate(geometry.native_heads if recording.native else ()):
+        at = f"{geometry.recurrent_layers[index]}/recurrent.0"
+        rows = saved.tensor(f"native.{index}", [tokens, heads, 3], torch.float32)
+        recording.native[index] = Rows(rows.to(engine.state_shapes[at][2]))
+    try:
+        recording.check_heard(tokens)
+    except RuntimeError as error:
+        raise RequestError(
+            f"{saved.path} holds signals of another number of tokens; prefill and save the session again"
+        ) from error
 
 
 def _loadable(name: str) -> str:

@@ -8,6 +8,7 @@ small.ask("...")                    # the child is restored after every answer
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import os
 import threading
@@ -22,13 +23,14 @@ from wakesight.arguments import text_or_ids
 from wakesight.budget.resolve import check_allocation, entries_per_head, make_budget
 from wakesight.cache.slots import GROWTH
 from wakesight.cache.state import SessionState
-from wakesight.core import Answer, KeptSet, Signals
+from wakesight.core import Answer, KeptSet, Signals, Tables
 from wakesight.engines.base import Engine, Generation
+from wakesight.engines.probe import score_by_probe
 from wakesight.engines.recording import Recording
 from wakesight.errors import RequestError
 from wakesight.models.chat import Frame
 from wakesight.policy import Policy, need_policy
-from wakesight.scores.base import score
+from wakesight.scores.base import Scorer, for_model, has_probe, score
 from wakesight.selection.pages import lift, snap
 from wakesight.selection.topk import Ranking, rank, take
 
@@ -116,7 +118,11 @@ class Session:
         """
         if self.engine.only_whole is not None:
             raise RequestError(f"no scorer runs on {self.engine.name}: {self.engine.only_whole}")
-        return self.recording.signals(self.state)
+        return dataclasses.replace(self.recording.signals(self.state), artifact=self.engine.artifact)
+
+    @property
+    def _tables(self) -> Tables | None:
+        return None if self.engine.artifact is None else self.engine.artifact.tables
 
     @_alone
     def append(self, text: str | Sequence[int], *, chunk: int = 512) -> None:
@@ -154,7 +160,7 @@ class Session:
             return self._child(state.copy(self.engine.growth), policy, 0.0, start)
         ranking, score_s = self._ranked(policy, prefix)
         start = time.perf_counter()
-        budget = make_budget(policy.allocation_rule, per_head, ranking.body, self.engine.geometry)
+        budget = make_budget(policy.allocation_rule, per_head, ranking.body, self.engine.geometry, self._tables)
         if policy.unit == "page":
             budget = snap(budget, ranking, policy.page_size)
         child = state.compacted(take(ranking, budget), self.engine.growth)
@@ -181,7 +187,7 @@ class Session:
                 f"protect={prefix} is more than the context's {state.logical_length} tokens; protect fewer"
             )
         rule = policy.allocation_rule
-        check_allocation(rule, limit_bytes=policy.bytes, n_body=n_body, geometry=geometry)
+        check_allocation(rule, limit_bytes=policy.bytes, n_body=n_body, geometry=geometry, tables=self._tables)
         if isinstance(rule, tuple):
             return prefix, None
         per_head = entries_per_head(
@@ -279,7 +285,11 @@ class Session:
         if key not in self._rankings:
             start = time.perf_counter()
             signals = self.signals()
-            scores = score(policy.scorer_method, signals, self.engine.geometry.kv_heads)
+            method = for_model(policy.scorer_method, self.engine.artifact)
+            if has_probe(method):
+                scores = score_by_probe(method, self, prefix)
+            else:
+                scores = score(cast(Scorer, method), signals, self.engine.geometry.kv_heads)
             if unit is not None:
                 scores = lift(scores, policy.page_size, policy.page_reduce, prefix, signals.held)
             ranking = rank(scores, prefix, signals.held)

@@ -31,6 +31,7 @@ class Family:
     one_at_a_time: why tokens behind a state must be fed one by one, None where a pass may continue with many.
     native_signals: the kind of recurrence whose gates and states a scorer can read ("gated_delta", "kda",
     "mamba2"), else None, and no_signals says why.
+    output_gate: its query projection gives a gate on the attention output too.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Family:
     one_at_a_time: str | None = None
     native_signals: str | None = None
     no_signals: str = "it has no recurrent layers"
+    output_gate: bool = False
 
 
 FAMILIES = (
@@ -51,11 +53,11 @@ FAMILIES = (
     Family("gemma3", ("gemma3_text", "gemma3"), None, "mostly sliding-window layers, which keep their own window"),
     Family("phi3", ("phi3",), None, "plain attention, one fused projection (Phi-3, Phi-4)"),
     Family("qwen3_next", ("qwen3_next",), "linear_attn", "hybrid: 3 gated-delta-net layers to 1 gated attention layer, "
-           "experts", native_signals="gated_delta"),
+           "experts", native_signals="gated_delta", output_gate=True),
     Family("qwen3_5", ("qwen3_5_text", "qwen3_5"), "linear_attn", "hybrid: gated-delta-net layers, "
-           "a gated full-attention layer every fourth", native_signals="gated_delta"),
+           "a gated full-attention layer every fourth", native_signals="gated_delta", output_gate=True),
     Family("qwen3_5_moe", ("qwen3_5_moe_text", "qwen3_5_moe"), "linear_attn", "qwen3_5 with experts",
-           native_signals="gated_delta"),
+           native_signals="gated_delta", output_gate=True),
     Family("olmo_hybrid", ("olmo_hybrid",), "linear_attn", "hybrid: 3 gated-delta-net layers to 1 attention layer",
            native_signals="gated_delta"),
     Family("kimi_linear", ("kimi_linear",), "self_attn", "hybrid: Kimi delta attention, and latent attention that "
@@ -74,7 +76,7 @@ FAMILIES = (
     Family("lfm2", ("lfm2",), "conv", "hybrid: short convolutions and attention layers",
            no_signals="its convolutions see three tokens, it has no recurrent memory"),
     Family("qwen4_exp", ("qwen4_exp_text", "qwen4_exp"), "linear_attn", "hybrid: gated-delta-net layers, attention "
-           "behind a sparse indexer", only_whole=INDEXER, native_signals="gated_delta"),
+           "behind a sparse indexer", only_whole=INDEXER, native_signals="gated_delta", output_gate=True),
 )  # fmt: skip
 
 

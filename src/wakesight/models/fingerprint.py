@@ -17,14 +17,20 @@ ARCHITECTURE = (
 )  # fmt: skip
 
 
-def fingerprint(model: Any) -> str:
-    """Hex digest, the same on every device. The same weights in another dtype give another digest."""
+def fingerprint(model: Any, any_dtype: bool = False) -> str:
+    """Hex digest, the same on every device. The same weights in another dtype give another digest.
+
+    any_dtype: digest of the weights rounded to bfloat16 instead, the same for a checkpoint loaded as bfloat16 or
+    float32. What was learned about a model holds in every dtype; a saved cache does not.
+    """
     digest = hashlib.sha256(_architecture(model.config).encode())
     for name, weight in sorted(model.state_dict(keep_vars=True).items()):
-        digest.update(f"{name} {tuple(weight.shape)} {weight.dtype}".encode())
+        digest.update(f"{name} {tuple(weight.shape)} {'' if any_dtype else weight.dtype}".encode())
         if weight.numel():
             step = max(1, weight.numel() // SAMPLES)
             sample = weight.detach().reshape(-1)[::step].to("cpu", torch.float32)
+            if any_dtype:
+                sample = sample.to(torch.bfloat16).float()
             digest.update(sample.contiguous().numpy().tobytes())
     return digest.hexdigest()
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,23 +26,31 @@ from wakesight.cache.pool import Pool
 from wakesight.cache.slots import Slots
 from wakesight.cache.state import SessionState
 from wakesight.core import LayerIndex, ModelGeometry
-from wakesight.engines.base import Generation, StateShape, Thinking
+from wakesight.engines.base import Followed, Generation, StateShape, Thinking
 from wakesight.engines.batch import SessionBatch
 from wakesight.engines.hf import compat
 from wakesight.engines.hf.attach import attach, check_finite, forward_keywords, left_pads
 from wakesight.engines.hf.cache import SessionCache
+from wakesight.engines.hf.following import collected, following
 from wakesight.engines.hf.latent import stored
-from wakesight.engines.recording import WINDOW, Recording, wanted_signals
+from wakesight.engines.hf.listening import Ears
+from wakesight.engines.hf.projection import output_projection
+from wakesight.engines.hf.sampling import Sampling, draw
+from wakesight.engines.probe import Instruction, Overhearing
+from wakesight.engines.recording import OVERHEARD, WINDOW, Recording, wanted_signals
 from wakesight.engines.session import Session
 from wakesight.errors import RequestError, WorkError
+from wakesight.estimator.artifact import Artifact
 from wakesight.models.chat import Frame, chat_frame, encode_plain, encode_template, plain_frame
 from wakesight.models.fingerprint import fingerprint
 from wakesight.models.load import LoadedModel, load_model
+from wakesight.signals.chunk import Tap
 
 
 def load(
     name_or_path_or_model: Any, *, tokenizer: Any = None, device: str | torch.device | None = None,
     dtype: str | torch.dtype | None = None, attention: str = "sdpa", growth: int = 256,
+    artifact: str | os.PathLike[str] | None = None,
 ) -> HFEngine:  # fmt: skip
     """Load a model for long documents.
 
@@ -47,13 +58,20 @@ def load(
     model object (which from then on uses our attention function; `engine.close()` restores it).
     device: "cpu" or "cuda". dtype: float32 (the CPU default), bfloat16, float16. attention: "sdpa" (fused
     kernel) or "eager" (plain products, the reference). growth: slack slots in new storage, tokens.
+    artifact: the folder of an estimator and tables made for this model (`wakesight fit`, `wakesight calibrate`);
+    None takes the one that came with a bundled model, or the folder "wakesight" beside a model's weights.
 
     Raises RequestError for anything that cannot be loaded, and names an unsupported family.
     """
     compat.check_version()
     growth = whole_number(growth, "growth", 0, usual=256)
     loaded = load_model(name_or_path_or_model, tokenizer=tokenizer, device=device, dtype=dtype)
-    return HFEngine(loaded, attention=attention, growth=growth)
+    if artifact is not None:
+        loaded = dataclasses.replace(loaded, artifact=Path(artifact))
+    engine = HFEngine(loaded, attention=attention, growth=growth)
+    if artifact is not None:
+        _ = engine.artifact  # one for another model is refused now, not after a long prefill
+    return engine
 
 
 class HFEngine:
@@ -68,15 +86,31 @@ class HFEngine:
         self.growth = growth
         self.pool = pool or Pool()
         self.only_whole = loaded.family.only_whole
+        self.repeat_instruction: Instruction | None = None
         self._latent = compat.is_latent(self.model.config)
         self._stepwise = loaded.family.one_at_a_time is not None
         self._rope_switch = compat.rope_switch(self.model.config)
         self.geometry, self.layer_devices, self.state_shapes = _measure(loaded)
         self.dtype = next(p.dtype for p in self.model.parameters() if p.is_floating_point())
         self._fingerprint: str | None = None
+        self._artifact_folder = loaded.artifact
         self._decoder = self.model.get_decoder()
+        self._family = loaded.family
+        self._ears = Ears(self.model, loaded.family, self.geometry)
         self._ends = compat.end_tokens(self.model, self.tokenizer)
         self._detach: Callable[[], None] | None = attach(self.model, attention)
+
+    @functools.cached_property
+    def artifact(self) -> Artifact | None:
+        """What was learned about this model offline, read when first asked for; None if there is nothing.
+
+        Raises RequestError for a damaged folder, or one made for another model.
+        """
+        if self._artifact_folder is None:
+            return None
+        found = Artifact.load(self._artifact_folder)
+        found.check(self.geometry, self.weights_fingerprint())
+        return found
 
     @property
     def device(self) -> torch.device:
@@ -118,9 +152,8 @@ class HFEngine:
         if not isinstance(instruction, (str, type(None))):
             raise RequestError(f"instruction must be a text, not {shown(instruction)}; leave it out for none")
         query_window = whole_number(query_window, "query_window", 1, usual=WINDOW)
-        wanted = wanted_signals(record)
-        if wanted and self.only_whole is not None:
-            raise RequestError(f"nothing can be recorded on {self.name}: {self.only_whole}; leave record out")
+        wanted = wanted_signals(record, self.artifact)
+        self._check_record(wanted)
         frame, context = self._tokens(text, instruction, chat)
         if not context:
             raise RequestError("the context is empty; give a document of at least one token")
@@ -198,16 +231,70 @@ class HFEngine:
         before = state.logical_length
         ids = torch.tensor([list(tokens)], device=self.device)
         start = 0
-        for part in torch.split(ids, self._chunk(chunk, before, len(tokens)), dim=1):
-            read = self.forward(self._decoder, part, cache, before + start)
-            start += part.shape[1]
-            if on_chunk is not None:
-                on_chunk(start, len(tokens))
+        with self._ears.open(recording) as listening:
+            for part in torch.split(ids, self._chunk(chunk, before, len(tokens)), dim=1):
+                with listening:
+                    read = self.forward(self._decoder, part, cache, before + start)
+                start += part.shape[1]
+                if on_chunk is not None:
+                    on_chunk(start, len(tokens))
+        recording.check_heard(before + start)
         if before:
             check_finite(read.last_hidden_state[:, -1])
         fixed = {name: self.pool.adopt(tensor) for name, tensor in cache.state_tensors().items()}
         state.read_on(tokens, fixed)
         return recording
+
+    def overhear(self, state: SessionState, tokens: Sequence[int], taps: Sequence[Tap], chunk: int = 512) -> None:
+        """Read `tokens` behind `state` and forget them again; taps[layer] watches every chunk of that attention layer.
+
+        The pass runs on clones of the recurrent states, and its entries are cut off, also after an error: the state
+        is left bit for bit as it was, though its storage keeps the room it grew to. A tap with `wants_rotation =
+        True` also gets RoPE's rotation.
+        Raises RequestError for a model whose attention cannot be watched, for no tokens or too many, and for another
+        number of taps; WorkError on lack of memory, or for numbers that are not finite.
+        """
+        if self.only_whole is not None:
+            raise RequestError(f"no extra pass can be watched on {self.name}: {self.only_whole}")
+        tokens, chunk = self._checked_ids(tokens), chunk_size(chunk)
+        self._check_pass(state, tokens, len(taps))
+        held, before = state.physical_lengths, state.logical_length
+        try:
+            cache = self.continuing([state])
+            for layer, recorder in zip(cache.attention, self._overhearing(state, taps), strict=True):
+                layer.recorder = recorder
+            ids, start = torch.tensor([tokens], device=self.device), before
+            for part in torch.split(ids, self._chunk(chunk, before, len(tokens)), dim=1):
+                read = self.forward(self._decoder, part, cache, start)
+                start += part.shape[1]
+            check_finite(read.last_hidden_state[:, -1])
+        except BaseException as error:
+            raise _explained(error, "a second pass") from error
+        finally:
+            state.truncate(held)
+
+    def _overhearing(self, state: SessionState, taps: Sequence[Tap]) -> list[Overhearing]:
+        kept = [None] * len(taps) if state.kept is None else state.kept.positions
+        places = zip(taps, self.geometry.attention_layers, kept, strict=True)
+        return [
+            Overhearing(tap, functools.partial(compat.rotation, self.model, layer), held, state.logical_length)
+            for tap, layer, held in places
+        ]
+
+    def _check_pass(self, state: SessionState, tokens: Sequence[int], taps: int) -> None:
+        limit, total = self._limit(state.logical_length), state.logical_length + len(tokens)
+        if not tokens:
+            raise RequestError("there is nothing to read behind the context; give at least one token")
+        if taps != len(self.geometry.attention_layers):
+            raise RequestError(
+                f"there are {taps} taps for {len(self.geometry.attention_layers)} attention layers; give one for each"
+            )
+        if total > limit:
+            raise RequestError(
+                f"the second pass reads {len(tokens)} tokens behind a context of {state.logical_length}, but "
+                f"{self.name} reads at most {limit}; shorten the context, or repeat it in smaller parts "
+                "(--scorer kvzip:chunk=500)"
+            )
 
     def forward(self, module: Any, ids: Tensor, cache: SessionCache, position: int, **keywords: Any) -> Any:
         """One forward pass over `ids` [1, q] at logical positions position, position + 1, ..."""
@@ -299,6 +386,107 @@ class HFEngine:
         finally:
             state.truncate(held)
 
+    def sample(
+        self, state: SessionState, tokens_after: Sequence[int], count: int, max_new_tokens: int, seed: int,
+        past_end: bool = False,
+    ) -> list[list[int]]:  # fmt: skip
+        """`count` sampled continuations of `tokens_after` behind `state`, which is left bit for bit as it was.
+
+        Drawn with the checkpoint's own sampling settings (`engines/hf/sampling.py`) from one generator. All rows
+        decode as one batch and hold a copy of the entries each; a row stops before an end-of-sequence id, or with
+        `past_end` goes on behind it.
+        Raises RequestError for no tokens (the numbers behind the context's last token are not kept: hold that token
+        back and give it here) or too many for the model; WorkError on lack of memory.
+        """
+        count, wanted = whole_number(count, "count", 1, usual=4), whole_number(max_new_tokens, "max_new_tokens", 1)
+        tokens_after, seed = self._checked_ids(tokens_after, "tokens_after"), whole_number(seed, "seed", 0)
+        self._check_question(state, tokens_after)
+        wanted = min(wanted, self._limit(state.logical_length) - state.logical_length - len(tokens_after) + 1)
+        held = state.physical_lengths
+        try:
+            noise = torch.Generator().manual_seed(seed)
+            return self._sample(state, tokens_after, count, wanted, noise, () if past_end else self._ends)
+        except BaseException as error:
+            raise _explained(error, "sampling") from error
+        finally:
+            state.truncate(held)
+
+    def _sample(
+        self, state: SessionState, tokens_after: Sequence[int], count: int, wanted: int, noise: torch.Generator,
+        ends: Collection[int],
+    ) -> list[list[int]]:  # fmt: skip
+        sampling = Sampling.of(getattr(self.model, "generation_config", None))
+        cache = self.continuing([state])
+        ids = torch.tensor([list(tokens_after)], device=self.device)
+        logits = self.forward(self.model, ids, cache, state.logical_length, logits_to_keep=1).logits[:, -1]
+        logits = logits.expand(count, -1)
+        cache.repeat([0] * count)
+        made: list[list[int]] = [[] for _ in range(count)]
+        active = list(range(count))
+        while True:
+            drawn = draw(logits, sampling, noise)
+            going = [at for at, token in enumerate(drawn) if token not in ends]
+            for at in going:
+                made[active[at]].append(drawn[at])
+            active = [active[at] for at in going]
+            if not active or len(made[active[0]]) == wanted:
+                return made
+            if len(going) < len(drawn):
+                cache.batch_select_indices(torch.tensor(going, device=self.device))
+            ids = torch.tensor([[made[row][-1]] for row in active], device=self.device)
+            with compat.no_grad():
+                logits = self.model(
+                    input_ids=ids, logits_to_keep=1, **forward_keywords(self.model, cache)
+                ).logits[:, -1]  # fmt: skip
+
+    def follow(self, state: SessionState, tokens: Sequence[int]) -> tuple[Followed, ...]:
+        """Read `tokens` behind `state` for once; what every attention layer did with them. The state is left as it was.
+
+        Everything returned is a copy, in size linear in the tokens read. Raises RequestError for no tokens or too
+        many, and for models whose entries have no keys and values of their own; WorkError on lack of memory.
+        """
+        self._check_plain()
+        tokens = self._checked_ids(tokens)
+        self._check_question(state, tokens)
+        held = state.physical_lengths
+        try:
+            return self._follow(state, tokens, held)
+        except BaseException as error:
+            raise _explained(error, "following a continuation") from error
+        finally:
+            state.truncate(held)
+
+    def _follow(
+        self, state: SessionState, tokens: Sequence[int], held: Sequence[Sequence[int]]
+    ) -> tuple[Followed, ...]:
+        cache = self.continuing([state])
+        layers = [self._decoder.layers[index] for index in self.geometry.attention_layers]
+        ids, start = torch.tensor([list(tokens)], device=self.device), state.logical_length
+        with following(cache, layers) as followers:
+            for part in torch.split(ids, self._chunk(len(tokens), start, len(tokens)), dim=1):
+                self.forward(self._decoder, part, cache, start)
+                start += part.shape[1]
+        return collected(followers, state, held)
+
+    def output_projection(self, layer: int) -> Tensor:
+        """W_O of attention layer `layer` by query head: [hidden, query_head, value_dim], a view of the weights."""
+        self._check_plain()
+        index = self.geometry.attention_layers[layer]
+        return output_projection(self._decoder, index, self.geometry.value_dims[layer], self.name)
+
+    def _check_plain(self) -> None:
+        if self._latent or self.only_whole is not None:
+            why = self.only_whole or "it stores latent keys and no values of their own"
+            raise RequestError(f"the attention of {self.name} cannot be computed again: {why}; take another model")
+
+    def frame(self, instruction: str | None = None, chat: bool = True) -> Frame:
+        """The ids that `prefill` puts around a text. Raises RequestError without a tokenizer or a usable template."""
+        return (chat_frame if chat else plain_frame)(self._need_tokenizer(), instruction)
+
+    def template_ids(self, text: str) -> list[int]:
+        """Ids of text in which control tokens mean what they say. Raises RequestError without a tokenizer."""
+        return encode_template(self._need_tokenizer(), text)
+
     def cache(self, states: Sequence[SessionState]) -> SessionCache:
         """A copy of the states as one transformers Cache; its memory returns to the pool with the object."""
         self.check_open()
@@ -309,6 +497,10 @@ class HFEngine:
         if self._fingerprint is None:
             self._fingerprint = fingerprint(self.model)
         return self._fingerprint
+
+    def weights_fingerprint(self) -> str:
+        """The same for a checkpoint whatever dtype it was loaded in: what an artifact belongs to."""
+        return fingerprint(self.model, any_dtype=True)
 
     def empty_state(self, tokens: int, prefix: int = 0) -> SessionState:
         """A state that has read nothing, with room for `tokens` and the growth slack."""
@@ -337,7 +529,24 @@ class HFEngine:
     def recording(self, window: int, record: tuple[str, ...]) -> Recording:
         """Fresh recorders for all attention layers: the last `window` queries, and the signals of `record`."""
         rotations = [functools.partial(compat.rotation, self.model, layer) for layer in self.geometry.attention_layers]
-        return Recording.start(rotations, window, record, stored if self._latent else None)
+        return Recording.start(rotations, window, record, stored if self._latent else None, self.geometry)
+
+    def _check_record(self, wanted: tuple[str, ...]) -> None:
+        """Raise the RequestError of a signal that this model does not have."""
+        if self.only_whole is not None and (names := [name for name in wanted if name not in OVERHEARD]):
+            raise RequestError(
+                f"{names[0]} cannot be recorded on {self.name}: {self.only_whole}; leave it out of record"
+            )
+        if "native" in wanted and not self.geometry.native_heads:
+            raise RequestError(
+                f"{self.name} ({self._family.name}) has no native signals: {self._family.no_signals}; "
+                "leave native out of record"
+            )
+        if "output_gate" in wanted and not self._family.output_gate:
+            raise RequestError(
+                f"{self.name} ({self._family.name}) has no gate on its attention output; "
+                "leave output_gate out of record"
+            )
 
     def _check_room(self, tokens: int, limit: int) -> None:
         if tokens >= limit:
@@ -455,6 +664,7 @@ def _measure(loaded: LoadedModel) -> tuple[ModelGeometry, tuple[torch.device, ..
             "its sliding windows already drop what they passed"
         )
     keys, values = [layers[i].keys for i in attention], [layers[i].values for i in attention]
+    recurrent = [states for layer in layers if (states := compat.state_tensors(layer))]
     geometry = ModelGeometry(
         family=loaded.family.name,
         n_layers=len(layers),
@@ -467,6 +677,7 @@ def _measure(loaded: LoadedModel) -> tuple[ModelGeometry, tuple[torch.device, ..
         itemsize=keys[0].element_size(),
         max_positions=compat.position_limit(config),
         index_dims=tuple(layers[i].indexer_keys.shape[-1] for i in attention if kinds[i] == "indexed"),
+        native_heads=tuple(states["recurrent.0"].shape[1] for states in recurrent if loaded.family.native_signals),
     )
     return geometry, tuple(k.device for k in keys), _state_shapes(layers)
 

@@ -21,6 +21,7 @@ from wakesight.cache.compaction.gather import copy
 from wakesight.cache.slots import GROWTH, Slots
 from wakesight.engines.hf import compat
 from wakesight.engines.hf.latent import absorbed, as_stored
+from wakesight.engines.probe import Overhearing
 from wakesight.engines.recording import LayerRecorder
 from wakesight.errors import RequestError
 
@@ -44,6 +45,7 @@ class OwnLayer(CacheLayerMixin):
 
     is_sliding = False
     supports_early_init = False
+    listener: Callable[[Tensor, Tensor, float], None] | None = None  # hears query, output and scaling
 
     def __init__(self, seen: Sequence[int]) -> None:
         CacheLayerMixin.__init__(self)
@@ -61,7 +63,10 @@ class OwnLayer(CacheLayerMixin):
             self._attend_row(r, module, query[r : r + 1], key, value, scaling, kernel) for r in range(len(self.seen))
         ]
         self.attended = True
-        return rows[0] if len(rows) == 1 else torch.cat(rows)
+        output = rows[0] if len(rows) == 1 else torch.cat(rows)
+        if self.listener is not None:
+            self.listener(query, output, scaling)
+        return output
 
     @abstractmethod
     def _attend_row(
@@ -100,7 +105,7 @@ class SlotLayer(OwnLayer):
         self.rows = list(rows)
         self.latent = latent
         self.forked = list(forked or [slots.lengths for slots in rows])  # up to here, copies of a row are equal
-        self.recorder: LayerRecorder | None = None
+        self.recorder: LayerRecorder | Overhearing | None = None
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         for slots, key, value in zip(self.rows, key_states, value_states, strict=True):
@@ -135,7 +140,7 @@ class SlotLayer(OwnLayer):
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Row i continues as row beam_idx[i]; rows are copies of each other up to `forked`, so only tails move."""
         moves = [(to, source) for to, source in enumerate(beam_idx.tolist()) if to != source]
-        tails = {to: _tail(self.rows[source], self.forked[source]) for to, source in moves}
+        tails = {to: tail(self.rows[source], self.forked[source]) for to, source in moves}
         for to, source in moves:
             self.rows[to].truncate(self.forked[to])
             self.rows[to].append(tails[to])
@@ -149,7 +154,7 @@ class SlotLayer(OwnLayer):
         self.rows, self.forked = owned, [slots.lengths for slots in owned]
 
 
-def _tail(slots: Slots, start: Sequence[int]) -> dict[str, Tensor]:
+def tail(slots: Slots, start: Sequence[int]) -> dict[str, Tensor]:
     """Clones [kv_head, new, dim] of what lies behind `start`; equally much for every head."""
     return {
         name: torch.stack([strip[at:] for strip, at in zip(slots.strips(name), start, strict=False)])
