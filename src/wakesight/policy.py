@@ -17,7 +17,7 @@ from wakesight.budget.base import Allocation, DataFree, ScoreBased
 from wakesight.budget.rounding import check_keep
 from wakesight.budget.table import allocation, allocation_spec
 from wakesight.errors import RequestError
-from wakesight.scores.base import Scorer
+from wakesight.scores.base import AnyScorer, has_probe
 from wakesight.scores.table import scorer, scorer_spec
 from wakesight.selection.pages import Reduce
 
@@ -43,7 +43,7 @@ class Policy:
     Raises RequestError for a contradiction, an unknown name, or a part that is not built yet.
     """
 
-    scorer: str | Scorer = "keydiff"
+    scorer: str | AnyScorer = "keydiff"
     allocation: str | Allocation | tuple[int, ...] = "flat"
     keep: float | None = None
     entries: int | None = None
@@ -105,8 +105,8 @@ class Policy:
         for name in ("scorer", "allocation"):
             if isinstance(method := getattr(self, name), type):
                 raise RequestError(f"{name}={method.__name__} is a class; make one: {name}={method.__name__}()")
-        if not isinstance(self.scorer, str) and not hasattr(self.scorer, "score"):
-            raise RequestError(f"scorer={self.scorer!r} is neither a name nor an object with a score method")
+        if not isinstance(self.scorer, str) and not (hasattr(self.scorer, "score") or has_probe(self.scorer)):
+            raise RequestError(f"scorer={self.scorer!r} is neither a name nor an object with a score or probe method")
         try:
             hash(self.scorer)
         except TypeError:
@@ -126,8 +126,13 @@ class Policy:
             )
 
     @cached_property
-    def scorer_method(self) -> Scorer:
+    def scorer_method(self) -> AnyScorer:
         return scorer(self.scorer) if isinstance(self.scorer, str) else self.scorer
+
+    @property
+    def natural_allocation(self) -> str:
+        """The allocation that suits the scorer: its scores' scale, or the paper it comes from."""
+        return str(getattr(self.scorer_method, "natural_allocation", "flat"))
 
     @cached_property
     def allocation_rule(self) -> Allocation | tuple[int, ...]:

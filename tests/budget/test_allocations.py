@@ -14,16 +14,23 @@ from wakesight.budget.base import BudgetRequest, DataFree, ScoreBased
 from wakesight.budget.flat import Flat
 from wakesight.budget.pyramid import Pyramid
 from wakesight.budget.table import ALLOCATIONS, allocation
+from wakesight.core import Tables
 from wakesight.errors import RequestError
 
 LAWS = settings(deadline=None, derandomize=True, max_examples=200)
 BLIND = [name for name in ALLOCATIONS if isinstance(allocation(name), DataFree)]
 
 
+def tables(layers: int) -> Tables:
+    """A model of two heads a layer whose layers differ, for the rules that read what was measured."""
+    rows = [[(3 * layer + head) % 7 / 7 for head in (1, 2)] for layer in range(layers)]
+    return Tables(gate=rows, utility_mass=rows, utility_peak=rows)
+
+
 @st.composite
 def requests(draw):
-    n_body = draw(st.integers(0, 5000))
-    return BudgetRequest(draw(st.integers(0, n_body)), n_body, draw(st.integers(1, 16)))
+    n_body, layers = draw(st.integers(0, 5000)), draw(st.integers(1, 16))
+    return BudgetRequest(draw(st.integers(0, n_body)), n_body, layers, tables(layers))
 
 
 def keeps_its_promises(rule, request: BudgetRequest) -> bool:
@@ -60,7 +67,7 @@ def test_every_listed_allocation_keeps_its_promises_by_default(name):
 @pytest.mark.parametrize("name", BLIND)
 @pytest.mark.parametrize("layers", [1, 2, 16])
 def test_keeping_everything_is_the_same_for_every_allocation(name, layers):
-    assert allocation(name).per_layer(BudgetRequest(777, 777, layers)) == (777,) * layers
+    assert allocation(name).per_layer(BudgetRequest(777, 777, layers, tables(layers))) == (777,) * layers
 
 
 @given(requests())
@@ -118,7 +125,7 @@ def test_an_infinite_beta_is_refused():
 
 
 def test_every_listed_allocation_is_of_one_kind():
-    assert {"flat", "pyramid"} <= set(BLIND)
+    assert {"flat", "pyramid", "gate", "utility"} == set(BLIND)
     for name in ALLOCATIONS:
         assert isinstance(allocation(name), DataFree) != isinstance(allocation(name), ScoreBased)
 

@@ -10,16 +10,20 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from wakesight.core import Scores
+from wakesight.core import Scores, Tables
 
 
 @dataclass(frozen=True)
 class BudgetRequest:
-    """per_head = R, the mean entries per (layer, KV head); n_body = n - prot, the most a head can keep."""
+    """per_head = R, the mean entries per (layer, KV head); n_body = n - prot, the most a head can keep.
+
+    tables: what was measured of the model offline, for the rules that read it; None without an artifact.
+    """
 
     per_head: int
     n_body: int
     layers: int  # attention layers
+    tables: Tables | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,7 +86,9 @@ class Body:
 class DataFree(Protocol):
     """Rule that reads no score: integers per attention layer, shared by the heads of the layer.
 
-    Promises: the sum is `layers * per_head`, every count lies in [0, n_body], at least 1 if R >= 1.
+    Promises: the sum is `layers * per_head`, every count lies in [0, n_body], at least 1 if R >= 1. A rule that knows
+    of layers with different numbers of KV heads holds to entries instead: the sum of heads times count is at most R
+    for every head, and misses that by less than the heads of one layer.
     """
 
     def per_layer(self, request: BudgetRequest) -> tuple[int, ...]: ...
@@ -93,7 +99,8 @@ class ScoreBased(Protocol):
     """Rule that reads the scores: integers [layer][kv_head].
 
     Promises: the sum is R for every head, or all that is held if that is less; no head gets more than it
-    holds. A head may get 0.
+    holds. A head may get 0. A rule whose heads keep equal counts (`utility_layer`) may fall short of that sum where
+    heads are uneven, and never passes it.
     """
 
     def per_head(self, request: BudgetRequest, body: Body) -> tuple[tuple[int, ...], ...]: ...

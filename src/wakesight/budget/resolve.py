@@ -8,31 +8,40 @@ from typing import Any
 from wakesight.arguments import as_whole, shown
 from wakesight.budget.base import Allocation, Body, BudgetRequest, DataFree, ScoreBased
 from wakesight.budget.flat import Flat
+from wakesight.budget.measured import measured
 from wakesight.budget.rounding import keep_to_count
 from wakesight.budget.table import allocation_spec
-from wakesight.core import Budget, ModelGeometry
+from wakesight.core import Budget, ModelGeometry, Tables
 from wakesight.errors import RequestError
 
 
 def check_allocation(
-    rule: Allocation | tuple[int, ...], *, limit_bytes: int | None, n_body: int, geometry: ModelGeometry
-) -> None:
+    rule: Allocation | tuple[int, ...], *, limit_bytes: int | None, n_body: int, geometry: ModelGeometry,
+    tables: Tables | None = None,
+) -> None:  # fmt: skip
     """What can be refused before anything is scored.
 
-    Raises RequestError for explicit counts that do not fit the model or the context, and for a byte limit
-    that an allocation could pass because layers differ in KV heads or in bytes per entry.
+    Raises RequestError for explicit counts that do not fit the model or the context, for an allocation whose table
+    was not measured or is of another model, and for a byte limit that an allocation could pass because layers
+    differ in KV heads or in bytes per entry.
     """
     if isinstance(rule, tuple):
         _check_counts(rule, n_body, geometry)
-    elif limit_bytes is not None and not isinstance(rule, Flat):
+        return
+    if needed := getattr(rule, "needs_table", None):
+        measured(tables, needed, _name(rule), len(geometry.kv_heads), geometry.kv_heads)
+    if limit_bytes is not None and not isinstance(rule, Flat):
         entry_bytes = {geometry.entry_bytes(layer) for layer in range(len(geometry.kv_heads))}
         if len(entry_bytes) > 1 or len(set(geometry.kv_heads)) > 1:
-            name = allocation_spec(rule) or type(rule).__name__
             raise RequestError(
-                f"bytes={limit_bytes} cannot be combined with the allocation {name!r} on this model: its layers differ "
-                "in KV heads or in bytes per entry, so moving entries between layers changes the bytes; "
+                f"bytes={limit_bytes} cannot be combined with the allocation {_name(rule)!r} on this model: its "
+                "layers differ in KV heads or in bytes per entry, so moving entries between layers changes the bytes; "
                 "use --allocation flat, or give the size with --keep or --entries"
             )
+
+
+def _name(rule: Allocation) -> str:
+    return allocation_spec(rule) or type(rule).__name__
 
 
 def entries_per_head(
@@ -61,11 +70,13 @@ def entries_per_head(
 
 
 def make_budget(
-    rule: Allocation | tuple[int, ...], per_head: int | None, body: Body, geometry: ModelGeometry
-) -> Budget:
+    rule: Allocation | tuple[int, ...], per_head: int | None, body: Body, geometry: ModelGeometry,
+    tables: Tables | None = None,
+) -> Budget:  # fmt: skip
     """Integers per (layer, KV head), none above what the head holds beyond the prefix.
 
     rule: explicit counts per layer (then per_head is None), a data-free or a score-based allocation.
+    tables: what was measured of the model offline, for the rules that need it.
     A head that holds fewer entries than its share keeps them all; only a score-based rule passes the rest
     on to other heads. Raises RequestError for explicit counts that do not fit.
     """
@@ -73,7 +84,7 @@ def make_budget(
         _check_counts(rule, body.n_body, geometry)
         return _for_each_head(rule, body)
     assert per_head is not None
-    request = BudgetRequest(per_head, body.n_body, len(geometry.attention_layers))
+    request = BudgetRequest(per_head, body.n_body, len(geometry.attention_layers), tables)
     if isinstance(rule, ScoreBased):
         return Budget(_per_head(rule, request, body))
     return _for_each_head(_per_layer(rule, request), body)

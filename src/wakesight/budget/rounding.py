@@ -6,6 +6,7 @@ All shares are exact rationals, so a total is met exactly and equal weights give
 
 from __future__ import annotations
 
+import bisect
 import math
 import numbers
 from collections.abc import Sequence
@@ -37,62 +38,70 @@ def check_keep(keep: float) -> None:
 
 
 def apportion(
-    weights: Sequence[float | Fraction], total: int, cap: int | Sequence[int], floor: int = 0
-) -> tuple[int, ...]:
+    weights: Sequence[float | Fraction], total: int, cap: int | Sequence[int], floor: int = 0,
+    sizes: Sequence[int] | None = None,
+) -> tuple[int, ...]:  # fmt: skip
     """Share `total` in proportion to `weights`, every share within [floor, cap], the sum exact.
 
     cap: one for all, or one for each. Water-filling first (shares that overflow `cap` or fall below `floor`
     are fixed there and the rest is shared again), then largest remainder, ties to the lower index; a share
     fixed at a bound gets no remainder unit. Source: GateSight `layer_power_budget`; cap, floor and tie rule ours.
 
+    sizes: what one unit of each share takes of the total (the KV heads of a layer); 1 each if None. With sizes that
+    differ the sum of size * share may miss the total, by less than the largest size, and never passes it: a unit
+    that does not fit goes to the next largest remainder.
+
     Raises RequestError if no shares within the bounds can reach `total`, or a weight is negative or NaN.
     """
     if any(not math.isfinite(w) or w < 0 for w in weights):
         raise RequestError(f"budget weights must be finite and not negative, got {[float(w) for w in weights]}")
     caps = [cap] * len(weights) if isinstance(cap, int) else list(cap)
-    if not len(weights) * floor <= total <= sum(caps):
+    units = [1] * len(weights) if sizes is None else list(sizes)
+    if not sum(units) * floor <= total <= sum(size * most for size, most in zip(units, caps, strict=True)):
         raise RequestError(
             f"{total} entries cannot be shared among {len(weights)} layers with {floor} to {cap} each; "
             "ask for fewer entries"
         )
-    shares = _waterfill([Fraction(w) for w in weights], total, caps, floor)
+    shares = _waterfill([Fraction(w) for w in weights], total, caps, floor, units)
     counts = [math.floor(x) for x in shares]
-    by_remainder = sorted(range(len(shares)), key=lambda i: (counts[i] - shares[i], i))
-    for i in by_remainder[: total - sum(counts)]:
-        counts[i] += 1
+    left = total - sum(size * count for size, count in zip(units, counts, strict=True))
+    for i in sorted(range(len(shares)), key=lambda i: (counts[i] - shares[i], i)):
+        if counts[i] < shares[i] and units[i] <= left:
+            counts[i] += 1
+            left -= units[i]
     return tuple(counts)
 
 
-def _waterfill(weights: list[Fraction], total: int, caps: list[int], floor: int) -> list[Fraction]:
-    """Shares x_i = clamp(level * w_i, floor, cap_i) whose sum is `total`.
+def _waterfill(weights: list[Fraction], total: int, caps: list[int], floor: int, sizes: list[int]) -> list[Fraction]:
+    """Shares x_i = clamp(level * w_i, floor, cap_i) whose sum, each times its size, is `total`.
 
     Weights of 0 stay at the floor unless everybody else is full; then they share the rest equally.
     """
     heavy = [i for i, w in enumerate(weights) if w > 0]
     light = [i for i, w in enumerate(weights) if w == 0]
-    for_light = max(len(light) * floor, total - sum(caps[i] for i in heavy))
+    for_light = max(sum(sizes[i] for i in light) * floor, total - sum(sizes[i] * caps[i] for i in heavy))
     shares = dict.fromkeys(range(len(weights)), Fraction(0))
     for members, part in ((heavy, total - for_light), (light, for_light)):
-        found = _level([weights[i] or Fraction(1) for i in members], part, [caps[i] for i in members], floor)
+        chosen = [(weights[i] or Fraction(1), caps[i], sizes[i]) for i in members]
+        found = _level(chosen, part, floor)
         shares.update(zip(members, found, strict=True))
     return list(shares.values())
 
 
-def _level(weights: list[Fraction], total: int, caps: list[int], floor: int) -> list[Fraction]:
-    """The same for weights above 0.
+def _level(shares: list[tuple[Fraction, int, int]], total: int, floor: int) -> list[Fraction]:
+    """The same for weights above 0; shares: (weight, cap, size).
 
     The sum rises with `level`, so the level lies between two of the points where a share meets a bound;
     between those the sum is linear and the level follows exactly.
     """
-    if not weights:
+    if not shares:
         return []
-    pairs = list(zip(weights, caps, strict=True))
 
     def filled(level: Fraction) -> Fraction:
-        return sum((min(max(level * w, Fraction(floor)), Fraction(cap)) for w, cap in pairs), Fraction(0))
+        return sum((size * min(max(level * w, Fraction(floor)), Fraction(cap)) for w, cap, size in shares), Fraction(0))
 
-    bends = sorted({Fraction(bound) / w for w, cap in pairs for bound in (floor, cap)})
-    low = max((b for b in bends if filled(b) <= total), default=bends[0])
-    free = [w for w, cap in pairs if floor <= low * w < cap]
+    bends = sorted({Fraction(bound) / w for w, cap, _ in shares for bound in (floor, cap)})
+    low = bends[max(bisect.bisect_right(bends, Fraction(total), key=filled) - 1, 0)]
+    free = [size * w for w, cap, size in shares if floor <= low * w < cap]
     level = low + (total - filled(low)) / sum(free) if free else low
-    return [min(max(level * w, Fraction(floor)), Fraction(cap)) for w, cap in pairs]
+    return [min(max(level * w, Fraction(floor)), Fraction(cap)) for w, cap, _ in shares]

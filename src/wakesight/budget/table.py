@@ -10,6 +10,11 @@ ALLOCATIONS = {
     "pyramid": "wakesight.budget.pyramid:Pyramid",
     "ada": "wakesight.budget.ada:Ada",
     "global": "wakesight.budget.pooled:Global",  # the module cannot be called global
+    "gate": "wakesight.budget.gate:Gate",
+    "gate_per_head": "wakesight.budget.gate_per_head:GatePerHead",
+    "utility": "wakesight.budget.utility:Utility",
+    "utility_global": "wakesight.budget.utility_global:UtilityGlobal",
+    "utility_layer": "wakesight.budget.utility_layer:UtilityLayer",
 }
 
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import ClassVar, Literal, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, Literal, Protocol, TypeGuard
 
 import torch
 from torch import Tensor
 
 from wakesight.arguments import shown
-from wakesight.core import Scores, Signals
+from wakesight.core import ModelGeometry, Scores, Signals
 from wakesight.errors import RequestError
+from wakesight.signals.chunk import Tap
 from wakesight.signals.precision import working_dtype
 
 Group = Literal["mean", "max"]  # how the query heads of a group become one score
@@ -29,7 +30,64 @@ class Scorer(Protocol):
     def score(self, signals: Signals) -> Scores: ...
 
 
-def reads_of(scorer: Scorer) -> tuple[str, ...]:
+class Probe(Protocol):
+    """What a scorer with an extra pass gets in place of `Signals`; `engines.probe.ProbeContext` says more.
+
+    overhear: reads ids behind the context, shows every chunk to one tap per attention layer, and forgets them.
+    repeat_instruction: ids that ask for the context again, from its start or behind the given ids.
+    """
+
+    @property
+    def tokens(self) -> tuple[int, ...]: ...
+    @property
+    def prefix(self) -> int: ...
+    @property
+    def geometry(self) -> ModelGeometry: ...
+    @property
+    def scaling(self) -> tuple[float, ...]: ...
+    @property
+    def held(self) -> tuple[Tensor, ...] | None: ...
+    @property
+    def devices(self) -> tuple[torch.device, ...]: ...
+    @property
+    def tail(self) -> tuple[int, ...]: ...
+    @property
+    def separator(self) -> str: ...
+    @property
+    def encode(self) -> Callable[[str], list[int]]: ...
+    @property
+    def decode(self) -> Callable[[Sequence[int]], str]: ...
+    @property
+    def overhear(self) -> Callable[[Sequence[int], Sequence[Tap]], None]: ...
+
+    def repeat_instruction(self, previous: Sequence[int] | None) -> Sequence[int]: ...
+
+
+class ProbeScorer(Protocol):
+    """A frozen dataclass like `Scorer`, whose scores come from a pass of its own behind the context.
+
+    No question is within its reach. `probe` returns scores of the same form as `Scorer.score` does.
+    """
+
+    def probe(self, context: Probe) -> Scores: ...
+
+
+def has_probe(scorer: object) -> TypeGuard[ProbeScorer]:
+    """Whether a scorer reads behind the context by itself."""
+    return hasattr(scorer, "probe")
+
+
+AnyScorer = Scorer | ProbeScorer
+
+
+def for_model(scorer: AnyScorer, artifact: Any) -> AnyScorer:
+    """The scorer as it runs on one model: a method whose signals depend on what was fitted for the model has
+    `resolved(artifact)`, which says which; RequestError where it cannot run there."""
+    resolved: Callable[[Any], AnyScorer] | None = getattr(scorer, "resolved", None)
+    return scorer if resolved is None else resolved(artifact)
+
+
+def reads_of(scorer: AnyScorer) -> tuple[str, ...]:
     """Names of the signals that a scorer needs; a plug-in's may name none, or a single one."""
     reads = getattr(scorer, "reads", ())
     return (reads,) if isinstance(reads, str) else tuple(reads)
@@ -44,10 +102,17 @@ def score(scorer: Scorer, signals: Signals, kv_heads: Sequence[int]) -> Scores:
     name = type(scorer).__name__
     for signal in reads_of(scorer):
         _ = signals[signal]
-    found = scorer.score(signals)
+    return checked_form(scorer.score(signals), name, signals.tokens, kv_heads)
+
+
+def checked_form(found: object, name: str, tokens: int, kv_heads: Sequence[int], method: str = "score") -> Scores:
+    """`found`, which the scorer called `name` gave for a context of `tokens` tokens. method: where it came from.
+
+    Raises RequestError, naming the scorer, for scores of another form; WorkError for one that is not finite.
+    """
     if not isinstance(found, Scores):
-        raise RequestError(f"the scorer {name} gave {shown(found)}; its score method must return Scores(layers)")
-    wanted = [[heads, signals.tokens] for heads in kv_heads]
+        raise RequestError(f"the scorer {name} gave {shown(found)}; its {method} method must return Scores(layers)")
+    wanted = [[heads, tokens] for heads in kv_heads]
     if len(found.layers) != len(wanted):
         raise RequestError(
             f"the scorer {name} gave scores for {len(found.layers)} layers, but this model has {len(wanted)} attention "
@@ -61,10 +126,10 @@ def score(scorer: Scorer, signals: Signals, kv_heads: Sequence[int]) -> Scores:
             )
     must = found.must_keep
     if must is not None and not (
-        isinstance(must, Tensor) and must.dtype == torch.bool and list(must.shape) == [signals.tokens]
+        isinstance(must, Tensor) and must.dtype == torch.bool and list(must.shape) == [tokens]
     ):
         raise RequestError(
-            f"the scorer {name} gave {shown(must)} as must_keep; give bool [token] of shape {[signals.tokens]}, or None"
+            f"the scorer {name} gave {shown(must)} as must_keep; give bool [token] of shape {[tokens]}, or None"
         )
     return found.checked(name)
 

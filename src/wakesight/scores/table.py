@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from wakesight.registry import name_of, resolve, spec_of
-from wakesight.scores.base import Scorer
+from wakesight.scores.base import AnyScorer
 
 SCORERS = {
     "random": "wakesight.scores.random:Random",
@@ -14,17 +14,21 @@ SCORERS = {
     "tova": "wakesight.scores.tova:TOVA",
     "h2o": "wakesight.scores.h2o:H2O",
     "expected_attention": "wakesight.scores.expected_attention:ExpectedAttention",
+    "kvzip": "wakesight.scores.kvzip:KVzip",
+    "triattention": "wakesight.scores.triattention:TriAttention",
+    "gatesight": "wakesight.scores.gatesight:GateSight",
+    "gatesight+": "wakesight.scores.gatesight:GateSightPlus",
 }
 ENTRY_POINTS = "wakesight.scorers"
 
 
-def scorer(spec: str) -> Scorer:
+def scorer(spec: str) -> AnyScorer:
     """The scorer that `spec` names, for example "keydiff" or "snapkv:window=16"."""
-    found: Scorer = resolve(spec, SCORERS, "scorer", ENTRY_POINTS)
+    found: AnyScorer = resolve(spec, SCORERS, "scorer", ENTRY_POINTS)
     return found
 
 
-def scorer_spec(method: Scorer) -> str | None:
+def scorer_spec(method: AnyScorer) -> str | None:
     """The text form of a scorer, for records; None for a class that no table and no plug-in names."""
     name = name_of(method, SCORERS, ENTRY_POINTS)
     return name and spec_of(method, name)
