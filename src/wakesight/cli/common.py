@@ -14,6 +14,7 @@ from typing import Any
 import click
 
 from wakesight.errors import RequestError
+from wakesight.registry import read_names as read_names  # shared with the evaluation
 
 UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
@@ -45,15 +46,14 @@ def checked_text(_: click.Context, option: click.Parameter, value: Any) -> Any:
     return value
 
 
-def read_names(text: str) -> list[str]:
-    """Comma-separated names; settings of a method keep their commas ("snapkv:window=16,kernel=5")."""
-    names: list[str] = []
-    for part in filter(None, (piece.strip() for piece in text.split(","))):
-        if names and "=" in part and ":" not in part:
-            names[-1] += "," + part
-        else:
-            names.append(part)
-    return names
+def read_shard(text: str | None) -> tuple[int, int]:
+    """ "0/2" -> (0, 2); None, the whole, is (0, 1). Raises RequestError for anything else."""
+    if text is None:
+        return 0, 1
+    index, slash, count = text.partition("/")
+    if not (slash and index.isdecimal() and count.isdecimal() and int(index) < int(count)):
+        raise RequestError(f"--shard {text} is no shard; write 0/2 and 1/2 for the halves of a run")
+    return int(index), int(count)
 
 
 def read_text(source: str, what: str) -> str:

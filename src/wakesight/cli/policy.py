@@ -23,8 +23,9 @@ _OPTIONS = (
         "--scorer", default="keydiff", show_default=True, help="Which entries matter; see wakesight methods."
     ),
     click.option(
-        "--allocation", default="flat", show_default=True,
-        help="Share among layers and heads: flat, pyramid, ada, global, or counts per layer 40,30,20.",
+        "--allocation", default=None,
+        help="Share among layers and heads; see wakesight methods; or counts per layer 40,30,20. Default: the scorer's "
+        "own (gatesight gate, gatesight+ utility_global, kvzip global, else flat).",
     ),
     click.option("--evicted", default="drop", show_default=True, help="What becomes of the rest: drop."),
     click.option("--unit", default="entry", show_default=True, help="Evict by entry or by page."),
@@ -47,6 +48,12 @@ def policy_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
+def _allocation(text: str | None) -> str | tuple[int, ...] | None:
+    """A name, or counts per layer; None where none was given."""
+    parts = [] if text is None else text.split(",")
+    return tuple(map(int, parts)) if parts and all(part.strip().isdecimal() for part in parts) else text
+
+
 def make_policy(*, default_keep: float | None, **choices: Any) -> Policy | None:
     """The policy that the choices spell; `default_keep` where no size was given, None where that is None too.
 
@@ -62,12 +69,11 @@ def make_policy(*, default_keep: float | None, **choices: Any) -> Policy | None:
             raise RequestError(f"--{flag.replace('_', '-')} belongs to --unit page; add that, or leave it out")
     fit = choices.pop("fit")
     choices["bytes"] = None if fit is None else read_bytes_size(fit)
-    counts = choices["allocation"].split(",")
-    if all(part.strip().isdecimal() for part in counts):
-        choices["allocation"] = tuple(int(part) for part in counts)
-    elif all(choices[size] is None for size in ("keep", "entries", "bytes")):
+    allocation = _allocation(choices.pop("allocation"))
+    if not isinstance(allocation, tuple) and all(choices[size] is None for size in ("keep", "entries", "bytes")):
         choices["keep"] = default_keep
     policy = Policy(**choices)
+    policy = policy.at(allocation=allocation or policy.natural_allocation)
     if policy.has_size:
         return policy
     if policy != Policy():

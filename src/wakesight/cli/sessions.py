@@ -54,7 +54,7 @@ def read_document(reading: Reading, policy: Policy | None, record: tuple[str, ..
     from wakesight.engines.recording import needs
 
     engine = load(model, device=reading.device, dtype=reading.dtype)
-    wanted = needs((policy or Policy()).scorer_method)
+    wanted = needs((policy or Policy()).scorer_method, engine.artifact)
     wanted["record"] = (*wanted["record"], *record)
     with progress("reading") as on_chunk:
         whole = engine.prefill(

@@ -1,0 +1,280 @@
+"""Label documents: let the model continue each of them, and write down which entries its continuations lived on."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from wakesight.arguments import chunk_size, shown, whole_number
+from wakesight.cache.state import SessionState
+from wakesight.core import Signals
+from wakesight.engines.base import Engine, Followed
+from wakesight.engines.session import Session
+from wakesight.errors import RequestError, WakesightError, WorkError
+from wakesight.learning.documents import Document
+from wakesight.learning.folder import locked, open_folder, record_skipped
+from wakesight.learning.influence import influence_and_outputs
+from wakesight.learning.labelled import file_name, write_labelled
+from wakesight.learning.rollouts import document_seed, rollouts
+
+RECORDED = ("native", "hidden", "keys")  # what may be stored beside the labels
+TOLERANCE = 0.05  # relative L2 error of recomputed attention outputs. Source: GateSight, section on utility
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How documents are labelled; labels made by different settings do not belong into one folder.
+
+    continuations, tokens: how many and how long at most. instruction, chat: as for `prefill`.
+    reply: continuations are replies, behind the end of the user's turn; after: or they follow this text (its control
+    tokens mean what they say). Neither: they go on where the document ends. past_end: they also go on behind the end
+    of a turn, for models that write further turns of a conversation themselves.
+    record: signals to store, of RECORDED; None: "native" where the model has such signals, else "hidden", and keys.
+    half: store float32 keys and hidden states as float16.
+    """
+
+    continuations: int = 4
+    tokens: int = 128
+    seed: int = 0
+    instruction: str | None = None
+    chat: bool = True
+    reply: bool = False
+    after: str = ""
+    past_end: bool = False
+    record: tuple[str, ...] | None = None
+    half: bool = True
+    chunk: int = 512
+
+    def checked(self, engine: Engine) -> Settings:
+        """With `record` filled in. Raises RequestError for values out of range or signals the model lacks."""
+        for name, least in (("continuations", 1), ("tokens", 1), ("seed", 0)):
+            whole_number(getattr(self, name), name, least)
+        chunk_size(self.chunk)
+        if self.reply and self.after:
+            raise RequestError("continuations cannot be replies and follow a text too; give --reply or --after")
+        native = bool(engine.geometry.native_heads)
+        record = ("native" if native else "hidden", "keys") if self.record is None else tuple(self.record)
+        if unknown := [name for name in record if name not in RECORDED]:
+            raise RequestError(f"labels cannot be stored with {shown(unknown[0])}; choose from {', '.join(RECORDED)}")
+        if "native" in record and not native:
+            raise RequestError(f"{engine.name} has no native signals; record hidden instead")
+        return Settings(**{**asdict(self), "record": tuple(name for name in RECORDED if name in record)})
+
+
+@dataclass
+class Progress:
+    """documents: of this run's share, so far. tokens: of the contexts labelled now. wall: seconds."""
+
+    documents: int = 0
+    labelled: int = 0
+    resumed: int = 0
+    skipped: int = 0
+    tokens: int = 0
+    wall: float = 0.0
+
+
+def label(
+    engine: Any, documents: Iterable[Document], out: Path, *, settings: Settings | None = None,
+    shard: tuple[int, int] = (0, 1), resume: bool = False, limit: int | None = None,
+    on_document: Callable[[Progress, Document], None] | None = None, **changes: Any,
+) -> Progress:  # fmt: skip
+    """Label `documents` into the folder `out`, one file each; see `learning/labelled.py` for what it holds.
+
+    settings, or its fields as keywords (continuations=4, tokens=128, seed=0, record=("native",), ...). shard: (i, n)
+    takes every n-th document from the i-th on; shards may fill one folder at the same time. limit: the first so many
+    documents only. resume: go on, leaving finished documents as they are. A document that cannot be run becomes a
+    line of skipped.jsonl with the reason. The same seed on the same machine gives the same bytes, whatever the shard
+    and however often the run was stopped.
+
+    Raises RequestError for a model that cannot be labelled, for a folder that holds this share already (without
+    `resume`) or was made with other settings or another model, and while another process fills it.
+    """
+    wanted = (settings or Settings(**changes)).checked(engine)
+    after = _checked_engine(engine, wanted)
+    (out / "labels").mkdir(parents=True, exist_ok=True)
+    progress, start = Progress(), time.perf_counter()
+    with locked(out, shard):
+        about = {
+            "model": engine.name,
+            "fingerprint": engine.weights_fingerprint(),
+            "geometry": asdict(engine.geometry),
+        }
+        open_folder(out, {**asdict(wanted), "fingerprint": about["fingerprint"]}, about)
+        for document in islice(islice(documents, limit), shard[0], None, shard[1]):
+            progress.documents += 1
+            path = out / "labels" / file_name(document.id)
+            if path.exists():
+                if not resume:
+                    raise RequestError(
+                        f"{out} holds labels of {document.id!r} already; add --resume to go on, or give another folder"
+                    )
+                progress.resumed += 1
+            else:
+                _label_one(engine, document, path, wanted, after, progress)
+            progress.wall = time.perf_counter() - start
+            if on_document is not None:
+                on_document(progress, document)
+    return progress
+
+
+def _checked_engine(engine: Engine, settings: Settings) -> list[int]:
+    """Refuse a model before any document is read; returns the ids between context and continuation."""
+    if engine.only_whole is not None:
+        raise RequestError(f"{engine.name} cannot be labelled: {engine.only_whole}")
+    for layer in range(len(engine.geometry.attention_layers)):
+        engine.output_projection(layer)
+    if settings.reply:
+        tail = list(engine.frame(settings.instruction, settings.chat).tail)
+        if not tail:
+            raise RequestError("without a chat template there is no reply; leave --reply out, or --no-chat")
+        return tail
+    return engine.template_ids(settings.after) if settings.after else []
+
+
+def _label_one(
+    engine: Any, document: Document, path: Path, settings: Settings, after: list[int], progress: Progress
+) -> None:
+    try:
+        tensors, about = labelled(engine, document, settings, after)
+    except WakesightError as error:
+        record_skipped(path.parent.parent, document.id, document.corpus, str(error))
+        progress.skipped += 1
+        return
+    write_labelled(path, tensors, about)
+    progress.labelled += 1
+    progress.tokens += about["tokens"]
+
+
+def labelled(
+    engine: Any, document: Document, settings: Settings, after: Sequence[int]
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The tensors and the header of one document's file. settings: checked ones.
+
+    Raises RequestError for a document without tokens or with too many, and WorkError if the recomputed attention
+    differs from the model's own, or the model has nothing to say.
+    """
+    frame = engine.frame(settings.instruction, settings.chat)
+    body = document.ids or tuple(engine.encode(document.text))
+    ids = (*frame.head, *body)
+    if not body or len(ids) < 2:
+        raise RequestError(f"the document has {len(body)} tokens; give one with some text")
+    with _read(engine, document, ids, settings, after) as (session, made):
+        utility = utilities(engine, session.state, made, after)
+        if not utility.error <= TOLERANCE:
+            raise WorkError(
+                f"recomputed attention outputs differ from the model's own by {utility.error:.1%} (at most "
+                f"{TOLERANCE:.0%} is rounding), so this model's attention is not what its queries, keys and values say"
+            )
+        tensors = {f"u.{layer}": found.float() for layer, found in enumerate(utility.raw)}
+        tensors.update({f"relative.{layer}": found.float() for layer, found in enumerate(utility.relative)})
+        signals = session.signals()
+        tensors.update(_stored(signals, settings))
+        tensors["tokens"] = torch.tensor(session.tokens, dtype=torch.int32)
+        about = {
+            "id": document.id, "corpus": document.corpus, "tokens": len(ids), "prefix": frame.prefix,
+            "scaling": [float(scale) for scale in signals.scaling], "seed": settings.seed,
+            "continuations": [len(row) for row in made], "reconstruction_error": float(f"{utility.error:.3g}"),
+            "record": list(settings.record or ()), "fingerprint": engine.weights_fingerprint(),
+        }  # fmt: skip
+    return tensors, about
+
+
+@contextlib.contextmanager
+def _read(
+    engine: Any, document: Document, ids: tuple[int, ...], settings: Settings, after: Sequence[int]
+) -> Iterator[tuple[Session, list[list[int]]]]:
+    """The session of a context, read to its end, and what the model wrote behind it.
+
+    The numbers a next token is drawn from exist only while its predecessor is read. So without ids in between, the
+    context's last token is held back, the continuations are drawn behind it, and only then it is read for good.
+    """
+    record = [name for name in settings.record or () if name != "keys"]
+    held_back = () if after else ids[-1:]
+    session: Session = engine.prefill(ids[: len(ids) - len(held_back)], record=record, chunk=settings.chunk)
+    with session:
+        made = rollouts(
+            engine, session.state, after or held_back, count=settings.continuations, tokens=settings.tokens,
+            seed=document_seed(settings.seed, document.id), past_end=settings.past_end,
+        )  # fmt: skip
+        if not made:
+            raise WorkError("the model ended every continuation at once, so no entry was of any use to it")
+        if held_back:
+            session.append(held_back)
+        yield session, made
+
+
+@dataclass(frozen=True, eq=False)
+class Utility:
+    """raw, relative: U and U over the residual stream's norm, [kv_head, n] per attention layer.
+
+    error: ||recomputed - native|| / ||native|| over the attention outputs of all followed tokens, the worst layer's.
+    """
+
+    raw: tuple[Tensor, ...]
+    relative: tuple[Tensor, ...]
+    error: float
+
+
+def utilities(
+    engine: Engine, state: SessionState, continuations: Iterable[Sequence[int]], after: Sequence[int] = ()
+) -> Utility:
+    """The utility of every entry of a whole state.
+
+    U(i) = max over continuations and their tokens t of the influence I(t, i); each continuation is read behind the
+    context and `after`, one at a time, and forgotten. Source: GateSight, section on utility; `relative` is ours.
+    """
+    best: list[Tensor | None] = [None for _ in engine.geometry.kv_heads]
+    squares = torch.zeros(len(best), 2, dtype=torch.float64)
+    for ids in continuations:
+        for layer, followed in enumerate(engine.follow(state, [*after, *ids])):
+            found, apart = _of_layer(engine, state, layer, followed, len(after))
+            before = best[layer]
+            best[layer] = found if before is None else torch.maximum(before, found)
+            squares[layer] += apart
+    raw, relative = zip(*(layer.unbind() for layer in best if layer is not None), strict=True)
+    return Utility(raw, relative, float((squares[:, 0] / squares[:, 1]).sqrt().max()))
+
+
+def _of_layer(engine: Engine, state: SessionState, layer: int, followed: Followed, skip: int) -> tuple[Tensor, Tensor]:
+    """One continuation's largest influence, raw and relative, [2, kv_head, n]; and squared norms of the difference
+    between recomputed and native outputs and of the native ones [2]."""
+    slots, entries = state.slots[layer], state.logical_length
+    output = engine.output_projection(layer).transpose(0, 1)
+    group = len(output) // len(followed.keys)
+    stream = followed.residual[skip:, None].clamp(min=torch.finfo(torch.float32).tiny)
+    heads, apart = [], torch.zeros(2, dtype=torch.float64)
+    for head, (key, value) in enumerate(zip(followed.keys, followed.values, strict=True)):
+        mine = slice(head * group, (head + 1) * group)
+        change, outputs = influence_and_outputs(
+            followed.queries[mine, skip:], torch.cat([slots.strip("key", head), key]),
+            torch.cat([slots.strip("value", head), value]), output[mine], followed.scaling, entries + skip, entries,
+        )  # fmt: skip
+        heads.append(torch.stack([change.amax(dim=0), (change / stream).amax(dim=0)]))
+        native = followed.outputs[mine, skip:].double()
+        apart += torch.stack([(outputs.double() - native).square().sum(), native.square().sum()]).cpu()
+    return torch.stack(heads, dim=1), apart
+
+
+def _stored(signals: Signals, settings: Settings) -> Iterator[tuple[str, Tensor]]:
+    """Signals by their names in the file, layer by layer."""
+    for layer, (keys, values) in enumerate(zip(signals["keys"], signals["values"], strict=True)):
+        yield f"value_norm.{layer}", values.float().norm(dim=-1)
+        if "keys" in (settings.record or ()):
+            yield f"key.{layer}", _half(keys) if settings.half else keys
+    for name in set(settings.record or ()) - {"keys"}:
+        for layer, tensor in enumerate(signals[name]):
+            yield f"{name}.{layer}", _half(tensor) if settings.half and name == "hidden" else tensor
+
+
+def _half(tensor: Tensor) -> Tensor:
+    """float16 for float32 numbers that fit; else as they are."""
+    half = tensor.half() if tensor.dtype == torch.float32 else tensor
+    return half if bool(torch.isfinite(half).all()) else tensor

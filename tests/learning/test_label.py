@@ -1,0 +1,388 @@
+"""Label folders: raw utility by the definition, the same bytes however a run was cut, and reasons for what fails."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+from pathlib import Path
+
+import pytest
+import torch
+
+from wakesight.errors import RequestError, WorkError
+from wakesight.learning import label as module
+from wakesight.learning.documents import Document
+from wakesight.learning.folder import locked
+from wakesight.learning.influence import influence_reference
+from wakesight.learning.label import Settings, label, utilities
+from wakesight.learning.labelled import file_name, first_label, load_labels, normalised, read_labelled, read_skipped
+from wakesight.learning.rollouts import document_seed
+from wakesight.testing import tiny
+
+FAMILIES = ("qwen3_5", "llama")
+SHORT = {"continuations": 3, "tokens": 8}
+
+
+def documents(count: int = 4) -> list[Document]:
+    return [Document(f"doc {n}", ("a", "b")[n % 2], "", tuple(tiny.tokens(40 + 7 * n, seed=n))) for n in range(count)]
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def engine(request):
+    return tiny.engine(request.param)
+
+
+@pytest.fixture(scope="module")
+def hybrid():
+    return tiny.engine("qwen3_5")
+
+
+@pytest.fixture(scope="module")
+def whole(engine, tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("labels") / "whole"
+    label(engine, documents(), out, **SHORT)
+    return out
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and not path.name.startswith(".lock")
+    }
+
+
+def test_a_folder_reads_back_as_documents_and_signals(engine, whole):
+    found = list(load_labels(whole))
+    geometry = engine.geometry
+    head = len(engine.frame().head)
+
+    assert [d.id for d in found] == ["doc 0", "doc 1", "doc 2", "doc 3"]
+    assert [d.corpus for d in found] == ["a", "b", "a", "b"]
+    for number, document in enumerate(found):
+        n = head + 40 + 7 * number
+        assert (document.tokens, document.prefix, document.signals.prefix) == (n, head, head)
+        assert [u.shape for u in document.utility] == [(2, n)] * len(geometry.kv_heads)
+        assert all(u.dtype == torch.float32 and bool((u >= 0).all()) and float(u.max()) > 0 for u in document.utility)
+        assert len(document.about["continuations"]) <= 3
+        assert document.about["reconstruction_error"] < 1e-5
+        assert document.about["fingerprint"] == engine.weights_fingerprint()
+        with engine.prefill([*engine.frame().head, *documents()[number].ids], record=document.about["record"][:1]) as s:
+            signals = s.signals()
+            for layer in range(len(geometry.kv_heads)):
+                assert torch.allclose(document.signals["keys"][layer], signals["keys"][layer], atol=2e-2, rtol=1e-3)
+                norms = signals["values"][layer].norm(dim=-1)
+                assert torch.allclose(document.signals["value_norms"][layer], norms, rtol=1e-4)
+            name = "native" if geometry.native_heads else "hidden"
+            assert document.about["record"] == [name, "keys"]
+            for mine, theirs in zip(document.signals[name], signals[name], strict=True):
+                assert torch.allclose(mine, theirs, atol=2e-2 if name == "hidden" else 1e-4, rtol=1e-3)
+
+
+def test_utility_is_the_largest_influence_over_tokens_and_continuations(engine):
+    context, made, after = tiny.tokens(50), [tiny.tokens(5, seed=2), tiny.tokens(3, seed=3)], [9, 8]
+    with engine.prefill(context) as session:
+        found = utilities(engine, session.state, made, after)
+        kept = [slots.lengths for slots in session.state.slots]
+        expected = [torch.zeros(2, 50) for _ in kept]
+        relative = [torch.zeros(2, 50) for _ in kept]
+        for ids in made:
+            rows = engine.follow(session.state, [*after, *ids])
+            for layer, row in enumerate(rows):
+                output = engine.output_projection(layer).transpose(0, 1)
+                for head in range(2):
+                    mine = slice(3 * head, 3 * head + 3)
+                    slots = session.state.slots[layer]
+                    change = influence_reference(
+                        row.queries[mine, 2:].double(),
+                        torch.cat([slots.strip("key", head), row.keys[head]]).double(),
+                        torch.cat([slots.strip("value", head), row.values[head]]).double(),
+                        output[mine].double(), row.scaling, 52, 50,
+                    )  # fmt: skip
+                    assert change.shape == (len(ids), 50)
+                    stream = row.residual[2:, None]
+                    expected[layer][head] = torch.maximum(expected[layer][head], change.amax(0).float())
+                    relative[layer][head] = torch.maximum(relative[layer][head], (change / stream).amax(0).float())
+    assert kept == [(50, 50)] * len(kept)
+    for got, want in ((found.raw, expected), (found.relative, relative)):
+        for mine, theirs in zip(got, want, strict=True):
+            assert float((mine - theirs).abs().max()) < 1e-4 * float(theirs.max())
+
+
+def test_labels_are_shares_of_the_largest_behind_the_prefix():
+    utility = (torch.tensor([[9.0, 8.0, 2.0, 4.0, 1.0], [5.0, 5.0, 0.0, 0.0, 0.0]]),)
+    (found,) = normalised(utility, 2)
+    assert found.tolist() == [[0, 0, 0.5, 1.0, 0.25], [0, 0, 0, 0, 0]]
+    (found,) = normalised(utility, 0)
+    assert found.tolist() == [[0, 1.0, 0.25, 0.5, 0.125], [0, 1, 0, 0, 0]]
+    assert (first_label(0), first_label(1), first_label(7)) == (1, 1, 7)
+
+
+def test_labels_of_a_document_lie_between_0_and_1(whole):
+    document = next(load_labels(whole))
+    for layer in document.labels():
+        assert float(layer.max()) == 1
+        assert float(layer.min()) == 0
+        assert not layer[:, : document.prefix].any()
+    assert document.first_label() == document.prefix
+    assert not document.labels(exclude_prefix=False)[0][:, 0].any()
+    assert document.first_label(exclude_prefix=False) == 1
+
+
+def test_the_same_seed_gives_the_same_bytes_and_another_does_not(engine, whole, tmp_path):
+    label(engine, documents(2), tmp_path / "again", **SHORT)
+    label(engine, documents(2), tmp_path / "other", **SHORT, seed=1)
+    first = file_name("doc 0")
+    assert (tmp_path / "again" / "labels" / first).read_bytes() == (whole / "labels" / first).read_bytes()
+    other = read_labelled(tmp_path / "other" / "labels" / first)
+    assert not torch.equal(other.utility[0], next(load_labels(whole)).utility[0])
+
+
+def test_shards_fill_one_folder_with_the_same_bytes(engine, whole, tmp_path):
+    for index in (1, 0):
+        progress = label(engine, documents(), tmp_path, **SHORT, shard=(index, 2))
+        assert (progress.documents, progress.labelled) == (2, 2)
+    assert content(tmp_path) == content(whole)
+
+
+def test_a_document_alone_has_the_labels_it_has_among_others(engine, whole, tmp_path):
+    label(engine, documents()[2:3], tmp_path, **SHORT)
+    name = f"labels/{file_name('doc 2')}"
+    assert content(tmp_path)[name] == content(whole)[name]
+
+
+class _Killed(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("during", ["follow", "write"])
+def test_a_killed_run_goes_on_to_the_same_bytes(engine, whole, tmp_path, monkeypatch, during):
+    """Whether it was killed while it computed or while it wrote; nothing half-written is ever seen."""
+    calls = []
+
+    def killed(stock):
+        def call(*args, **kwargs):
+            calls.append(1)
+            if len(calls) == (5 if during == "follow" else 2):
+                raise _Killed
+            return stock(*args, **kwargs)
+
+        return call
+
+    with monkeypatch.context() as patch:
+        if during == "follow":
+            patch.setattr(engine, "follow", killed(engine.follow), raising=False)
+        else:
+            patch.setattr("os.fsync", lambda fd: killed(lambda f: None)(fd))
+        with pytest.raises(_Killed):
+            label(engine, documents(), tmp_path, **SHORT)
+    before = content(tmp_path)
+    assert {name: before[name] for name in before if name.endswith(".safetensors")}.items() <= content(whole).items()
+    assert not [name for name in before if name.endswith(".tmp")]
+    (tmp_path / "labels" / ".x.safetensors.1.tmp").write_bytes(b"what kill -9 leaves")
+
+    if "labels.json" in before and any(name.startswith("labels/") for name in before):
+        with pytest.raises(RequestError, match="add --resume"):
+            label(engine, documents(), tmp_path, **SHORT)
+    progress = label(engine, documents(), tmp_path, **SHORT, resume=True)
+
+    assert progress.labelled + progress.resumed == 4
+    assert content(tmp_path) == content(whole)
+
+
+def test_resuming_with_other_settings_or_another_model_is_refused(engine, whole):
+    before = content(whole)
+    with pytest.raises(RequestError, match="holds labels with tokens=8, and now tokens=9"):
+        label(engine, documents(), whole, continuations=3, tokens=9, resume=True)
+    with pytest.raises(RequestError, match="fingerprint"):
+        label(tiny.engine(engine.geometry.family, seed=5), documents(), whole, **SHORT, resume=True)
+    with pytest.raises(RequestError, match="holds labels of 'doc 0' already; add --resume"):
+        label(engine, documents(), whole, **SHORT)
+    assert content(whole) == before
+
+
+def _hold(folder: str, shard: tuple[int, int], ready, done) -> None:
+    with locked(Path(folder), shard):
+        ready.set()
+        done.wait(60)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours", "fine"),
+    [((0, 1), (0, 1), False), ((0, 1), (1, 2), False), ((1, 2), (0, 1), False), ((1, 2), (1, 2), False),
+     ((1, 2), (0, 2), True)],
+)  # fmt: skip
+def test_no_two_processes_write_the_same_documents(hybrid, tmp_path, theirs, ours, fine):
+    (tmp_path / "labels").mkdir()
+    context = multiprocessing.get_context("fork")
+    ready, done = context.Event(), context.Event()
+    other = context.Process(target=_hold, args=(str(tmp_path), theirs, ready, done))
+    other.start()
+    try:
+        assert ready.wait(60)
+        if fine:
+            assert label(hybrid, documents(1), tmp_path, continuations=1, tokens=2, shard=ours).documents == 1
+        else:
+            with pytest.raises(RequestError, match="another process is labelling into"):
+                label(hybrid, documents(2), tmp_path, continuations=1, tokens=2, shard=ours)
+    finally:
+        done.set()
+        other.join(60)
+
+
+def test_a_document_that_cannot_run_becomes_a_line_with_the_reason(hybrid, tmp_path):
+    given = [
+        Document("empty", "a", ""),
+        *documents(1),
+        Document("long", "b", "", tuple(tiny.tokens(1100))),
+        Document("wrong", "b", "", (1, 2, 100_000)),
+    ]
+    seen = []
+    progress = label(hybrid, given, tmp_path, **SHORT, on_document=lambda p, d: seen.append((d.id, p.documents)))
+    assert seen == [("empty", 1), ("doc 0", 2), ("long", 3), ("wrong", 4)]
+    assert (progress.labelled, progress.skipped) == (1, 3)
+    skipped = read_skipped(tmp_path)
+    assert [row["id"] for row in skipped] == ["empty", "long", "wrong"]
+    assert "has 0 tokens" in skipped[0]["reason"]
+    assert "at most 1024" in skipped[1]["reason"]
+    assert "vocabulary" in skipped[2]["reason"]
+    label(hybrid, given, tmp_path, **SHORT, resume=True)
+    assert len((tmp_path / "skipped.jsonl").read_text().splitlines()) == 3
+
+
+def test_attention_that_cannot_be_recomputed_is_no_label(hybrid, tmp_path, monkeypatch):
+    """A model whose attention does something else than its queries, keys and values say."""
+    stock = module.influence_and_outputs
+
+    def off(*args, **kwargs):
+        change, outputs = stock(*args, **kwargs)
+        return change, outputs * 1.06
+
+    monkeypatch.setattr(module, "influence_and_outputs", off)
+    label(hybrid, documents(1), tmp_path, **SHORT)
+    assert "differ from the model's own by 6.0% (at most 5%" in read_skipped(tmp_path)[0]["reason"]
+    with pytest.raises(RequestError, match="no labelled document yet"):
+        list(load_labels(tmp_path))
+
+
+def test_a_model_that_says_nothing_is_skipped(hybrid, tmp_path, monkeypatch):
+    monkeypatch.setattr(hybrid, "sample", lambda *args: [[], []], raising=False)
+    label(hybrid, documents(1), tmp_path, **SHORT)
+    assert "ended every continuation at once" in read_skipped(tmp_path)[0]["reason"]
+
+
+def test_replies_and_texts_in_between_change_what_follows(hybrid, tmp_path):
+    found = {}
+    for name, changes in {"more": {}, "reply": {"reply": True}, "after": {"after": "<|im_end|>"}}.items():
+        label(hybrid, documents(1), tmp_path / name, **SHORT, **changes)
+        (document,) = load_labels(tmp_path / name)
+        found[name] = document.utility[0]
+    assert len({u.shape for u in found.values()}) == 1
+    assert not torch.equal(found["more"], found["reply"])
+    assert not torch.equal(found["reply"], found["after"])
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (Settings(reply=True, after="x"), "--reply or --after"),
+        (Settings(reply=True, chat=False), "without a chat template there is no reply"),
+        (Settings(continuations=0), "continuations=0"),
+        (Settings(tokens=0), "tokens=0"),
+        (Settings(seed=-1), "seed=-1"),
+        (Settings(chunk=65), "multiple of 64"),
+        (Settings(record=("natives",)), "choose from native, hidden, keys"),
+    ],
+)
+def test_settings_that_mean_nothing_are_refused(hybrid, tmp_path, settings, said):
+    with pytest.raises(RequestError, match=said):
+        label(hybrid, documents(1), tmp_path / "out", settings=settings)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_model_without_native_signals_cannot_store_them(tmp_path):
+    with pytest.raises(RequestError, match="has no native signals"):
+        label(tiny.engine("llama"), documents(1), tmp_path, record=("native",))
+
+
+def test_what_is_stored_can_be_chosen(hybrid, tmp_path):
+    label(hybrid, documents(1), tmp_path, **SHORT, record=("hidden",), half=False)
+    (document,) = load_labels(tmp_path)
+    assert set(document.signals.streams) == {"hidden", "value_norms"}
+    with hybrid.prefill([*hybrid.frame().head, *documents(1)[0].ids], record=["hidden"]) as session:
+        for mine, theirs in zip(document.signals["hidden"], session.signals()["hidden"], strict=True):
+            assert torch.allclose(mine, theirs, atol=1e-4)
+
+
+def test_large_numbers_are_not_squeezed_into_float16():
+    assert module._half(torch.tensor([1.0, 2.0])).dtype == torch.float16
+    assert module._half(torch.tensor([1.0, 1e6])).dtype == torch.float32
+    assert module._half(torch.tensor([1.0], dtype=torch.bfloat16)).dtype == torch.bfloat16
+
+
+def test_damaged_and_foreign_files_are_named(whole, tmp_path):
+    (path,) = [p for p in (whole / "labels").iterdir() if p.name == file_name("doc 0")]
+    cut = tmp_path / "cut.safetensors"
+    cut.write_bytes(path.read_bytes()[:-10])
+    with pytest.raises(RequestError, match=r"cut\.safetensors is damaged"):
+        read_labelled(cut)
+    from safetensors.torch import save_file
+
+    save_file({"x": torch.zeros(1)}, tmp_path / "other.safetensors")
+    with pytest.raises(RequestError, match="holds no labels of this version"):
+        read_labelled(tmp_path / "other.safetensors")
+    with pytest.raises(RequestError, match=r"it has no labels\.json"):
+        list(load_labels(tmp_path))
+
+
+def test_names_of_files_and_seeds_keep_documents_apart():
+    ids = ["a/b", "a_b", "A_b", "../x", ".", "", "ü" * 300, "con"]
+    names = [file_name(i).casefold() for i in ids]
+    assert len(set(names)) == len(ids)
+    assert all("/" not in name and not name.startswith(".") and len(name) < 120 for name in names)
+    assert len({document_seed(seed, i) for seed in (0, 1) for i in ids}) == 2 * len(ids)
+    assert all(0 <= document_seed(0, i) < 2**56 for i in ids)
+
+
+def test_the_command_labels_goes_on_and_says_what_it_did(tmp_path, capsys):
+    from wakesight.cli.main import run
+
+    folder = tiny.save("qwen3_5", tmp_path / "model")
+    texts = tmp_path / "texts"
+    (texts / "prose").mkdir(parents=True)
+    (texts / "prose" / "one.txt").write_text("The keeper lit his lamp and wrote an hour into the book. " * 2)
+    (texts / "rows.jsonl").write_text(json.dumps({"text": "tides and lamps " * 5, "corpus": "tides"}) + "\n")
+    words = ["label", str(texts), "--model", str(folder), "--out", str(tmp_path / "out"), "--continuations", "2"]
+    words += ["--tokens", "4", "--min-tokens", "20", "--max-tokens", "60"]
+
+    assert run([*words, "--limit", "1", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["progress"]["labelled"] == 1
+    assert run(words) == 2
+    assert "add --resume" in capsys.readouterr().err
+    assert run([*words, "--resume"]) == 0
+    assert "1 documents labelled in" in capsys.readouterr().out
+    assert [(d.id, d.corpus) for d in load_labels(tmp_path / "out")] == [
+        ("prose/one.txt", "prose"), ("rows.jsonl:1", "tides"),
+    ]  # fmt: skip
+    for bad, said in (
+        (["--shard", "2/2"], "is no shard"), (["--limit", "0"], "--limit 0"), (["--min-tokens", "5000"], "leave no"),
+        (["--min-tokens", "60"], None), (["--record", "keyes"], "choose from"),
+    ):  # fmt: skip
+        code = run([*words, "--resume", *bad])
+        assert (code == 2) == (said is not None)
+        assert (said or "") in capsys.readouterr().err
+
+
+def test_the_command_fails_when_nothing_could_be_labelled(tmp_path, capsys, monkeypatch):
+    from wakesight.cli.main import run
+
+    folder = tiny.save("llama", tmp_path / "model")
+    (tmp_path / "one.txt").write_text("The keeper lit his lamp. " * 4)
+
+    def fail(*args):
+        raise WorkError("no room")
+
+    monkeypatch.setattr(module, "labelled", fail)
+    words = ["label", str(tmp_path / "one.txt"), "--model", str(folder), "--out", str(tmp_path / "out")]
+    assert run([*words, "--min-tokens", "10"]) == 1
+    assert "none of the 1 documents could be labelled; the first one: no room" in capsys.readouterr().err
