@@ -118,7 +118,7 @@ def _notes(verdicts: Verdicts) -> str:
             "window" in verdicts.get((family.name, "layers"), "")
             and "its sliding windows are kept as they are; only full-attention layers are compacted, and counted",
             NEW_IN_TRANSFORMERS.get(family.name),
-            *(
+            *dict.fromkeys(
                 found.split(" (it has")[0].replace("this model", "it")
                 for key, found in verdicts.items()
                 if key[:2] == (family.name, "scorer") and "latent" in found

@@ -18,16 +18,18 @@ ORDER = [
     {"errors", "arguments", "core", "registry"},
     {"models"},
     {"signals"},
+    {"estimator"},
     {"scores"},
     {"budget"},
     {"selection"},
     {"policy"},
     {"cache"},
     {"engines"},
+    {"learning"},
     {"evaluation"},
     {"bench"},
     {"report"},
-    {"cli"},
+    {"cli", "__main__"},
     {"testing"},  # may import anything
 ]
 RANK = {folder: rank for rank, folders in enumerate(ORDER) for folder in folders}

@@ -18,6 +18,7 @@ from wakesight.budget.flat import Flat
 from wakesight.budget.pyramid import Pyramid
 from wakesight.budget.table import ALLOCATIONS
 from wakesight.errors import RequestError
+from wakesight.estimator.features import READERS
 from wakesight.policy import Policy
 from wakesight.scores.keydiff import KeyDiff
 from wakesight.scores.knorm import KNorm
@@ -29,6 +30,7 @@ VALUES = {
     int: st.integers(0, 200).map(lambda i: 2 * i + 1),  # odd and positive, which every scorer accepts
     float: st.floats(0, 1) | st.floats(1, 1e6),
     bool: st.booleans(),
+    str: st.sampled_from(["", "Once more.", *READERS]),
 }
 
 

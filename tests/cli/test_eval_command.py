@@ -53,7 +53,7 @@ def test_config_tells_what_was_given_from_defaults(by_flags, llama):
     config = read_json(by_flags / "config.json")
     assert config["given"] == {**SMALL, "model": llama, "options": {"continuation": "24"}}
     assert config["defaults"]["seed"] == 42
-    assert config["defaults"]["allocations"] == "flat"
+    assert config["defaults"]["allocations"] == "natural"
     assert not config["given"].keys() & config["defaults"].keys()
     assert {"wakesight", "torch", "transformers", "python"} <= config["versions"].keys()
     assert {"system", "processor", "cores", "memory_bytes", "devices"} <= config["machine"].keys()

@@ -152,7 +152,7 @@ def test_the_model_and_the_dtype_come_from_the_file(llama, document, target, cap
 def test_a_policy_of_a_missing_plugin_is_a_note(llama, document, target, capsys):
     done(capsys, "prefill", "--model", llama, "--context", document, "--save", str(target), "--keep", "0.5")
     held = files.read(target)
-    files.write(target, {**held.header, "policy": {**held.header["policy"], "scorer": "gatesight"}}, held.tensors)
+    files.write(target, {**held.header, "policy": {**held.header["policy"], "scorer": "elsewhere"}}, held.tensors)
     assert run(["ask", "--session", str(target), "--question", "Who?", "--max-new-tokens", "3", "--json"]) == 0
     out, err = capsys.readouterr()
     assert json.loads(out)["policy"] is None

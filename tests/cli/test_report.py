@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import http.client
 import json
 import signal
@@ -167,10 +168,16 @@ def test_view_prints_its_address_and_ends_cleanly_on_ctrl_c(folder):
     invoke(report_command, folder)
     code = "from wakesight.cli.view import command; command()"
     words = [sys.executable, "-u", "-c", code, str(folder), "--no-open"]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        url = process.stdout.readline().strip()
-        assert url.startswith("http://127.0.0.1:")
-        assert urllib.request.urlopen(url).status == 200
-        process.send_signal(signal.SIGINT)
-        assert process.wait(20) == 0
-        assert "Traceback" not in process.stderr.read()
+    heeded = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # a job in the background has
+    with subprocess.Popen(  # it ignored, and children inherit that
+        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=heeded
+    ) as process:
+        try:
+            url = process.stdout.readline().strip()
+            assert url.startswith("http://127.0.0.1:")
+            assert urllib.request.urlopen(url).status == 200
+            process.send_signal(signal.SIGINT)
+            assert process.wait(20) == 0
+            assert "Traceback" not in process.stderr.read()
+        finally:
+            process.kill()

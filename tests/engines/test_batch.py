@@ -12,6 +12,7 @@ from wakesight.errors import RequestError
 from wakesight.policy import Policy
 from wakesight.scores.table import SCORERS
 from wakesight.testing import tiny
+from wakesight.testing.artifacts import fitted, scores_of
 from wakesight.testing.laws import Masked, cached, relative_gap, same_but_for_ties
 
 TOLERANCE = 1e-5
@@ -25,7 +26,7 @@ SOME = ("llama", "gemma3", "qwen3_5", "falcon_h1")
 
 @functools.lru_cache(maxsize=1)
 def engine_of(family: str):
-    return tiny.engine(family)
+    return fitted(tiny.engine(family))
 
 
 def contexts(lengths) -> list[list[int]]:
@@ -116,7 +117,7 @@ def test_every_scorer_keeps_what_it_keeps_alone(family, lengths, scorer):
         alone = engine_of(family).prefill(context, record=[scorer])
         solo = alone.compact(policy)
         assert same_sets(child.kept, solo.kept)
-        assert same_but_for_ties(child.kept, solo.kept, policy.scorer_method.score(row.signals()))
+        assert same_but_for_ties(child.kept, solo.kept, scores_of(row, policy.scorer_method))
         assert all(int(head.max()) < len(context) for layer in child.kept.positions for head in layer if len(head))
         found = child.logits(QUESTIONS[0])
         assert torch.equal(found, solo.logits(QUESTIONS[0]))

@@ -12,6 +12,7 @@ from wakesight.errors import RequestError
 from wakesight.policy import Policy
 from wakesight.scores.table import SCORERS
 from wakesight.testing import tiny
+from wakesight.testing.artifacts import fitted
 from wakesight.testing.laws import Masked, relative_gap, state_digest
 
 TOLERANCE = 1e-5
@@ -24,7 +25,7 @@ EVICTING = [family for family in tiny.FAMILIES if family != "qwen4_exp"]
 
 @functools.lru_cache(maxsize=2)
 def engine_of(family: str):
-    return tiny.engine(family)
+    return fitted(tiny.engine(family))
 
 
 @functools.lru_cache(maxsize=2)

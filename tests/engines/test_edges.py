@@ -17,6 +17,7 @@ from wakesight.models.load import LoadedModel
 from wakesight.policy import Policy
 from wakesight.scores.table import SCORERS
 from wakesight.testing import tiny
+from wakesight.testing.artifacts import fitted
 from wakesight.testing.laws import Masked, relative_gap, state_digest
 
 TOLERANCE = 1e-5
@@ -27,7 +28,7 @@ SOME = ("llama", "qwen3_5", "falcon_h1")
 
 @functools.cache
 def engine_of(family: str) -> HFEngine:
-    return tiny.engine(family)
+    return fitted(tiny.engine(family))
 
 
 @functools.cache
@@ -143,7 +144,9 @@ def half(family: str, scaled: str = "", factor: float = 1.0) -> HFEngine:
     for name, weight in model.named_parameters():
         weight.data = (weight.data * (factor if scaled and scaled in name else 1.0)).to(torch.float16)
     loaded = LoadedModel(f"half-{family}", model, tiny.tokenizer(), family_of(model.config))
-    return HFEngine(loaded, growth=64, pool=Pool(poison=True))
+    engine = HFEngine(loaded, growth=64, pool=Pool(poison=True))
+    engine.artifact = engine_of(family).artifact  # measured where nothing overflowed
+    return engine
 
 
 @pytest.mark.parametrize("scorer", SCORERS)

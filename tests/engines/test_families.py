@@ -33,6 +33,7 @@ from wakesight.models.load import LoadedModel
 from wakesight.policy import Policy
 from wakesight.scores.table import SCORERS
 from wakesight.testing import tiny
+from wakesight.testing.artifacts import fitted
 from wakesight.testing.laws import Masked, greedy, relative_gap, state_digest
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -271,7 +272,7 @@ def test_isolation_a_question_leaves_no_trace(case, allocation, child):
 @pytest.mark.parametrize("family", tiny.FAMILIES)
 def test_scorers_rows_and_layers(family):
     """Which scorers run, whether rows that differ decode together, and what the tiny model is made of."""
-    engine = tiny.engine(family)
+    engine = fitted(tiny.engine(family))
     record = [] if engine.only_whole else list(SCORERS)
     rows = engine.prefill_batch([tiny.tokens(60), tiny.tokens(100, seed=4)], record=record)
     children = [*rows]
@@ -305,7 +306,7 @@ def test_scorers_rows_and_layers(family):
 
 def _reading_values(engine) -> set[str]:
     """Scorers that read values, on a model that stores latents."""
-    return {"expected_attention"} if compat.is_latent(engine.model.config) else set()
+    return {"expected_attention", "gatesight+"} if compat.is_latent(engine.model.config) else set()
 
 
 def test_the_oldest_and_the_newest_transformers_know_the_families_we_say():

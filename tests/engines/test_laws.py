@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
+from wakesight.budget.table import ALLOCATIONS
 from wakesight.policy import Policy
 from wakesight.scores.table import SCORERS
 from wakesight.testing import tiny
+from wakesight.testing.artifacts import fitted, scores_of
 from wakesight.testing.laws import (
     Masked,
     cached,
@@ -22,6 +24,8 @@ from wakesight.testing.laws import (
 TOLERANCE = 1e-5
 N = 300
 END = 257
+RECORD = ("h2o", "expected_attention", "gatesight", "gatesight+")
+VALUES = ("expected_attention", "gatesight+")  # scorers that latent attention has nothing to read for
 
 
 @pytest.fixture(scope="module", params=["llama", "gemma3", "qwen3_5", "kimi_linear", "falcon_h1", "jamba"])
@@ -39,13 +43,14 @@ def plain(family):
 
 @pytest.fixture(scope="module", params=["sdpa", "eager"])
 def either(request, family):
-    return tiny.engine(family, attention=request.param)
+    with torch.no_grad():
+        return fitted(tiny.engine(family, attention=request.param))
 
 
 @pytest.fixture(scope="module")
 def session(either):
     with torch.no_grad():
-        return either.prefill(tiny.tokens(N), record=["h2o", "expected_attention"])
+        return either.prefill(tiny.tokens(N), record=RECORD)
 
 
 @pytest.fixture(scope="module")
@@ -96,12 +101,58 @@ def test_dropping_equals_masking_on_the_full_cache(session, masked, allocation, 
 
 @pytest.mark.parametrize("scorer", SCORERS)
 def test_every_scorer_obeys_the_masking_law(session, masked, scorer):
-    if scorer == "expected_attention" and session.engine.geometry.family == "kimi_linear":
+    if scorer in VALUES and session.engine.geometry.family == "kimi_linear":
         pytest.skip("latent attention has no values that this scorer could read")
     question = tiny.tokens(5, seed=6)
     child = session.compact(Policy(scorer=scorer, keep=0.2))
 
     assert relative_gap(child.logits(question), masked.logits(question, child.kept)) < TOLERANCE
+
+
+@pytest.mark.parametrize("allocation", ALLOCATIONS)
+def test_every_allocation_obeys_the_masking_law(session, masked, allocation):
+    """Fitted scores among them, which the measured tables were made for."""
+    question, heads = tiny.tokens(5, seed=6), session.engine.geometry.kv_heads
+    child = session.compact(Policy(scorer="gatesight", keep=0.3, allocation=allocation))
+
+    found = child.logits(question)
+
+    most = round(0.3 * N) * sum(heads)
+    assert most - max(heads) < sum(map(sum, child.kept.counts)) <= most
+    assert relative_gap(found, masked.logits(question, child.kept)) < TOLERANCE
+    assert relative_gap(found, session.logits(question)) > 100 * TOLERANCE
+
+
+def possible(engine) -> list[str]:
+    latent = engine.geometry.family == "kimi_linear"
+    return [name for name in SCORERS if not (latent and name in VALUES)]
+
+
+def test_keeping_everything_changes_no_bit_whatever_the_method(session):
+    question = tiny.tokens(5, seed=6)
+    expected = session.logits(question)
+    for name in possible(session.engine):
+        policy = Policy(scorer=name, keep=1.0)
+        with session.compact(policy.at(allocation=policy.natural_allocation)) as same:
+            assert torch.equal(same.logits(question), expected), name
+
+
+def test_no_question_reaches_a_scorer_and_no_scorer_touches_the_parent(family):
+    """A session that was asked before it is scored keeps what one keeps that never was; no pass leaves a trace."""
+    engine, digests = fitted(tiny.engine(family)), []
+    asked, quiet = (engine.prefill(tiny.tokens(N), record=RECORD) for _ in range(2))
+    asked.ask(tiny.tokens(7, seed=10), max_new_tokens=4)
+    before = state_digest(quiet.state)
+    for name in possible(engine):
+        policy = Policy(scorer=name, keep=0.3)
+        policy = policy.at(allocation=policy.natural_allocation)
+        one, other = asked.compact(policy), quiet.compact(policy)
+        assert state_digest(one.state) == state_digest(other.state), name
+        assert state_digest(asked.state) == state_digest(quiet.state) == before, name
+        one.ask(tiny.tokens(5, seed=11), max_new_tokens=3)
+        assert state_digest(one.state) == state_digest(other.state), name
+        digests.append(state_digest(other.state))
+    assert len(set(digests)) == len(digests)  # methods that all kept the same would prove little
 
 
 def test_the_masked_reference_serves_any_number_of_kept_sets(session, masked, plain):
@@ -116,14 +167,13 @@ def test_the_masked_reference_serves_any_number_of_kept_sets(session, masked, pl
 
 
 def test_chunked_and_one_shot_prefill_keep_the_same_set(family):
-    engine, names = tiny.engine(family), [*SCORERS]
-    if family == "kimi_linear":
-        names.remove("expected_attention")
+    engine = fitted(tiny.engine(family))
+    names = possible(engine)
     sessions = [engine.prefill(tiny.tokens(N), chunk=chunk, record=names) for chunk in (512, 64)]
     for name in names:
         policy = Policy(scorer=name, keep=0.25)
         one, many = (session.compact(policy).kept for session in sessions)
-        assert same_but_for_ties(one, many, policy.scorer_method.score(sessions[0].signals())), name
+        assert same_but_for_ties(one, many, scores_of(sessions[0], policy.scorer_method)), name
 
 
 @pytest.mark.parametrize("family", tiny.FAMILIES)

@@ -602,7 +602,7 @@ def test_the_good_file_is_good(good, tmp_path):
 @pytest.mark.parametrize(
     ("field", "value", "named"),
     [
-        ("scorer", "gatesight", "unknown scorer 'gatesight'"),
+        ("scorer", "elsewhere", "unknown scorer 'elsewhere'"),
         ("scorer", "snapkv:stride=4", "no setting 'stride'"),
         ("allocation", "ada:left=2", "ada"),
         ("keep", 7, "keep=7"),

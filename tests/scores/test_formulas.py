@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,8 +13,12 @@ import torch
 from scipy import stats
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from wakesight.core import Scores, Signals
+from wakesight.core import ModelGeometry, Scores, Signals
 from wakesight.errors import RequestError, WorkError
+from wakesight.estimator.artifact import Artifact, described
+from wakesight.estimator.features import READERS, FeatureSpec
+from wakesight.estimator.net import empty_reader
+from wakesight.scores.base import has_probe
 from wakesight.scores.expected_attention import ExpectedAttention
 from wakesight.scores.h2o import H2O
 from wakesight.scores.keydiff import KeyDiff
@@ -30,7 +36,14 @@ WINDOW = 8
 GROUPS = (1, 3, 8)  # query heads per KV head
 LENGTHS = (1, WINDOW - 1, WINDOW, WINDOW + 1, 50)
 SHAPES = ((2, 16), (3, 4))  # (KV heads, dim) of the two layers
+NATIVE = (2, 4)  # heads of the two recurrent layers
 ROTARY = {"full": (16, 4), "partial": (8, 2), "none": (0, 0)}  # rotary dims of the two layers
+
+BY_SIGNALS = [name for name in SCORERS if not has_probe(scorer(name))]  # the others need an engine
+ELSEWHERE = {  # scorers whose formula is in a test file of its own
+    "random": "test_formulas", "kvzip": "test_kvzip", "triattention": "test_triattention",
+    "gatesight": "test_gatesight", "gatesight+": "test_gatesight",
+}  # fmt: skip
 
 
 def rotation(positions: range, rotary_dim: int, factor: float = 1.0) -> torch.Tensor:
@@ -77,13 +90,38 @@ def signals(
             layer["attention_sums"][~there.repeat_interleave(group, dim=0)] = math.nan
         for name, tensor in layer.items():
             streams.setdefault(name, []).append(tensor.to(dtype))
+    streams["native"] = [torch.rand(tokens, heads, 3, generator=noise) for heads in NATIVE]
     return Signals(
         tokens,
         0,
         (16**-0.5, 0.3),
         {name: tuple(layers) for name, layers in streams.items()},
         tuple(held) if holes else None,
+        artifact(group, rope),
     )
+
+
+def artifact(group: int, rope: str) -> Artifact:
+    """Readers and query statistics of some model with these shapes."""
+    noise = torch.Generator().manual_seed(7)
+    geometry = ModelGeometry(
+        family="drawn", n_layers=4, attention_layers=(1, 3), recurrent_layers=(0, 2), query_heads=0,
+        kv_heads=tuple(heads for heads, _ in SHAPES), key_dims=tuple(dim for _, dim in SHAPES),
+        value_dims=tuple(dim for _, dim in SHAPES), itemsize=4, max_positions=4096, native_heads=NATIVE,
+    )  # fmt: skip
+    readers = {name: empty_reader(FeatureSpec(READERS[name]), geometry, 8) for name in ("signals", "signals+keys")}
+    stats = {}
+    for layer, ((heads, dim), rotary_dim) in enumerate(zip(SHAPES, ROTARY[rope], strict=True)):
+        half = rotary_dim // 2
+        mean = torch.randn(heads * group, dim // 2, 2, generator=noise)
+        stats |= {
+            f"mean.{layer}": mean,
+            f"abs.{layer}": mean.norm(dim=-1) + torch.rand(heads * group, dim // 2, generator=noise),
+            f"omega.{layer}": torch.tensor([100.0 ** -(i / half) for i in range(half)] + [0.0] * (dim // 2 - half)),
+            f"scale.{layer}": torch.tensor(1.0),
+            f"rotary.{layer}": torch.tensor(half),
+        }
+    return Artifact("ab" * 32, described(geometry), readers=readers, query_stats=stats)
 
 
 def assert_close(found: Scores, expected: list[np.ndarray], dtype=torch.float64) -> None:
@@ -282,7 +320,8 @@ FORMULAS: dict[str, Callable[[Signals], list[np.ndarray]]] = {
 
 
 def test_every_scorer_has_its_formula_here():
-    assert set(FORMULAS) == set(SCORERS) - {"random"}
+    assert set(SCORERS) == {*FORMULAS, *ELSEWHERE}
+    assert all((Path(__file__).parent / f"{file}.py").is_file() for file in ELSEWHERE.values())
 
 
 @pytest.mark.parametrize("holes", [False, True])
@@ -319,25 +358,25 @@ def test_random_gives_held_entries_what_they_would_have_had_anyway():
         assert torch.equal(layer, full * held)
 
 
-@pytest.mark.parametrize("name", SCORERS)
+@pytest.mark.parametrize("name", BY_SIGNALS)
 @pytest.mark.parametrize("tokens", [1, 33, 200])
 def test_a_head_that_holds_nothing_scores_zero_everywhere(name, tokens):
     given = signals(tokens, recorded=64, holes=True)
     held = [layer.clone() for layer in given.held]
     held[1][2] = False
     given["keys"][1][2] = given["values"][1][2] = math.nan
-    given = Signals(tokens, 0, given.scaling, given.streams, tuple(held))
+    given = dataclasses.replace(given, held=tuple(held))
 
     found = scorer(name).score(given).checked(name)
 
     assert not found.layers[1][2].any()
 
 
-@pytest.mark.parametrize("name", SCORERS)
+@pytest.mark.parametrize("name", BY_SIGNALS)
 def test_a_mask_that_holds_everything_changes_nothing(name):
     given = signals(80, recorded=64)
     everything = tuple(torch.ones(keys.shape[:2], dtype=torch.bool) for keys in given["keys"])
-    masked = Signals(80, 0, given.scaling, given.streams, everything)
+    masked = dataclasses.replace(given, held=everything)
 
     found, expected = scorer(name).score(masked), scorer(name).score(given)
 
@@ -622,7 +661,7 @@ def test_random_leaves_torchs_own_generator_alone():
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
-@pytest.mark.parametrize("name", SCORERS)
+@pytest.mark.parametrize("name", BY_SIGNALS)
 @pytest.mark.parametrize("holes", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("tokens", [1, 2, 3, 31, 32, 33, 200])
@@ -632,16 +671,18 @@ def test_every_scorer_gives_finite_scores_in_working_precision_for_every_entry(n
     found = scorer(name).score(given).checked(name)
 
     assert [tuple(layer.shape) for layer in found.layers] == [(2, tokens), (3, tokens)]
-    assert all(layer.dtype == dtype for layer in found.layers)
+    own = torch.float32 if name.startswith("gatesight") else dtype  # fitted networks are float32
+    assert all(layer.dtype == own for layer in found.layers)
     assert found.must_keep is None or (found.must_keep.dtype == torch.bool and found.must_keep.shape == (tokens,))
 
 
-@pytest.mark.parametrize("name", SCORERS)
+@pytest.mark.parametrize("name", BY_SIGNALS)
 def test_every_scorer_reads_only_what_it_says_and_changes_nothing(name):
     method = scorer(name)
     given = signals(80, recorded=64)
     before = {stream: [layer.clone() for layer in layers] for stream, layers in given.streams.items()}
-    lean = Signals(80, 0, given.scaling, {stream: given[stream] for stream in method.reads})
+    always = ("keys", "values") if name == "gatesight+" else ()  # its `reads` are what must be recorded
+    lean = dataclasses.replace(given, streams={stream: given[stream] for stream in (*method.reads, *always)})
 
     found, leaner = method.score(given), method.score(lean)
 
@@ -650,38 +691,42 @@ def test_every_scorer_reads_only_what_it_says_and_changes_nothing(name):
         assert all(torch.equal(a, b) for a, b in zip(layers, before[stream], strict=True))
 
 
-@pytest.mark.parametrize("name", SCORERS)
+@pytest.mark.parametrize("name", BY_SIGNALS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_keys_are_scored_in_float32(name, dtype):
     half = signals(80, recorded=64, dtype=dtype)
     streams = {stream: tuple(layer.float() for layer in layers) for stream, layers in half.streams.items()}
-    wide = Signals(80, 0, half.scaling, streams)
+    wide = dataclasses.replace(half, streams=streams)
 
     found, expected = scorer(name).score(half), scorer(name).score(wide)
 
     assert all(torch.equal(a, b) for a, b in zip(found.layers, expected.layers, strict=True))
 
 
-@pytest.mark.parametrize("name", SCORERS)
+@pytest.mark.parametrize("name", BY_SIGNALS)
 def test_layers_may_be_computed_as_they_are_asked_for(name):
     """A compacted child builds its dense keys one layer at a time; no scorer may go back or look ahead."""
 
     class InOrder:
         def __init__(self, layers: tuple[torch.Tensor, ...]) -> None:
-            self.layers, self.passes = layers, 0
+            self.layers, self.made = layers, []
 
         def __iter__(self):
-            self.passes += 1
-            return iter(self.layers)
+            return (self[layer] for layer in range(len(self.layers)))
+
+        def __getitem__(self, layer: int) -> torch.Tensor:
+            self.made.append(layer)
+            return self.layers[layer]
 
     given = signals(80, recorded=64)
-    lazy = {stream: InOrder(layers) for stream, layers in given.streams.items()}
+    lazy = {stream: InOrder(layers) for stream, layers in given.streams.items() if stream != "native"}
 
-    found = scorer(name).score(Signals(80, 0, given.scaling, lazy))
+    found = scorer(name).score(dataclasses.replace(given, streams={**lazy, "native": given["native"]}))
 
     expected = scorer(name).score(given)
     assert all(torch.equal(a, b) for a, b in zip(found.layers, expected.layers, strict=True))
-    assert max(stream.passes for stream in lazy.values()) == 1
+    assert all(stream.made in ([], [0, 1]) for stream in lazy.values())
+    assert any(stream.made for stream in lazy.values()) or name == "gatesight"
 
 
 @pytest.mark.parametrize(("value", "shown"), [(math.nan, "nan"), (math.inf, "inf"), (-math.inf, "-inf")])
@@ -693,12 +738,15 @@ def test_a_score_that_is_not_finite_is_named_by_layer_head_and_position(value, s
         Scores(layers).checked("knorm")
 
 
-@pytest.mark.parametrize("name", ["knorm", "keydiff", "snapkv", "tova", "expected_attention"])
+@pytest.mark.parametrize(
+    "name", ["knorm", "keydiff", "snapkv", "tova", "expected_attention", "triattention", "gatesight+"]
+)
 def test_keys_that_overflowed_are_found_after_scoring(name):
     given = signals(80, recorded=64)
     given["keys"][1][2, 11] = math.nan
 
-    head = 0 if name == "tova" else 2  # tova's one list serves all heads, so the first is named
+    # tova's one list serves all heads and gatesight+ reads them in one product, so the first is named
+    head = 0 if name in ("tova", "gatesight+") else 2
     with pytest.raises(WorkError, match=f"attention layer 1, KV head {head}, position"):
         scorer(name).score(given).checked(name)
 

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 
 import pytest
 
 from wakesight.errors import RequestError
+from wakesight.scores.base import has_probe, reads_of
 from wakesight.scores.expected_attention import ExpectedAttention
+from wakesight.scores.gatesight import GateSight, GateSightPlus
 from wakesight.scores.h2o import H2O
 from wakesight.scores.keydiff import KeyDiff
 from wakesight.scores.knorm import KNorm
+from wakesight.scores.kvzip import KVzip
 from wakesight.scores.random import Random
 from wakesight.scores.snapkv import SnapKV
 from wakesight.scores.streaming import Streaming
 from wakesight.scores.table import SCORERS, scorer, scorer_spec
 from wakesight.scores.tova import TOVA
+from wakesight.scores.triattention import TriAttention
 
-KNOWN = ", ".join(sorted(SCORERS))
+KNOWN = re.escape(", ".join(sorted(SCORERS)))
 
 
 @pytest.mark.parametrize(
@@ -38,6 +43,14 @@ KNOWN = ", ".join(sorted(SCORERS))
             "expected_attention:horizon=64,sinks=0,epsilon=0.01,use_covariance=False,use_values=False",
             ExpectedAttention(64, 0, 0.01, False, False),
         ),
+        ("kvzip", KVzip(2000, "")),
+        ("kvzip:chunk=500,instruction=Say it again.", KVzip(500, "Say it again.")),
+        ("triattention", TriAttention("mean", "max", False, 65_536)),
+        ("triattention:aggregate=max,reach=1024", TriAttention("max", reach=1024)),
+        ("gatesight", GateSight("signals")),
+        ("gatesight:reader=signals+keys", GateSight("signals+keys")),
+        ("gatesight+", GateSightPlus("signals+keys")),
+        ("gatesight+:reader=hidden+keys", GateSightPlus("hidden+keys")),
     ],
 )
 def test_a_name_and_its_settings_lead_to_a_scorer(spec, expected):
@@ -51,7 +64,7 @@ def test_every_scorer_is_a_hashable_value_that_says_what_it_is_and_reads(name):
 
     assert dataclasses.is_dataclass(method)
     assert hash(method) == hash(scorer(name))
-    assert method.reads
+    assert has_probe(method) or reads_of(method)
     assert not type(method).__doc__.startswith(f"{type(method).__name__}(")  # a text, not what dataclass writes
     with pytest.raises(dataclasses.FrozenInstanceError):
         method.reads = ()
@@ -81,6 +94,9 @@ def test_every_scorer_is_a_hashable_value_that_says_what_it_is_and_reads(name):
         ("expected_attention:horizon=0", "horizon=0 is too small"),
         ("expected_attention:epsilon=nan", "epsilon=nan is added to attention weights"),
         ("keydiff:reads=keys", "has no setting 'reads'"),
+        ("kvzip:chunk=0", "kvzip chunk=0 is too small"),
+        ("gatesight:reader=signal", "no reader 'signal', did you mean 'signals'"),
+        ("gatesigt", "unknown scorer 'gatesigt', did you mean 'gatesight'"),
     ],
 )
 def test_what_no_scorer_understands_is_refused_with_the_alternatives(spec, message):

@@ -1,14 +1,15 @@
-"""Prefill speed with taps on, and what a whole sweep of policies costs beside it."""
+"""Prefill speed with taps on, and what scoring and a whole sweep of policies cost beside it."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from wakesight.bench.machine import versions
 from wakesight.bench.pairs import alternate, median_ms, ratio
 from wakesight.bench.plain import plain_model, plain_prefill
+from wakesight.bench.scorers import PREFILL, bench_lengths, scoring_arms, shares
 from wakesight.bench.tokens import random_tokens
 from wakesight.engines.hf.engine import HFEngine
 from wakesight.policy import Policy
@@ -18,10 +19,15 @@ SWEEP = ("streaming", "knorm", "keydiff", "snapkv")
 
 
 def bench_prefill(
-    engine: HFEngine, *, tokens: int, chunk: int = 512, rounds: int = 9,
+    engine: HFEngine, *, tokens: int, chunk: int = 512, rounds: int = 9, lengths: Sequence[int] = (),
     on_round: Callable[[int, int], None] | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """Ours (chunked, taps on) against transformers' forward without logits, in one pass and in equal chunks."""
+    """Ours (chunked, taps on) against transformers' forward without logits, in one pass and in equal chunks.
+
+    In the same rounds every scorer of `scorers.SCORERS` that runs on the model scores one session, KVzip's second pass
+    among them: "scoring" holds their shares of prefill, and what is left out, by name. lengths: also score at these,
+    one after the other.
+    """
     context = random_tokens(engine, tokens)
     model = plain_model(engine)
 
@@ -29,20 +35,26 @@ def bench_prefill(
         engine.prefill(context, chunk=chunk).close()
 
     arms = {
-        "ours with taps": ours,
+        PREFILL: ours,
         "transformers, one pass": lambda: _drop(plain_prefill(model, context)),
         "transformers, chunked": lambda: _drop(plain_prefill(model, context, chunk)),
     }
-    seconds = alternate(arms, rounds, on_round)
-    mine = seconds["ours with taps"]
+    with scoring_arms(engine, context, chunk=chunk) as (scorings, left_out):
+        seconds = alternate({**arms, **scorings}, rounds, on_round)
+    mine = seconds[PREFILL]
     rows = [
         {"arm": name, "seconds": median_ms(times) / 1e3, "ours_over_arm": vars(ratio(mine, times))}
         for name, times in seconds.items()
+        if name in arms
     ]
-    return {
+    found = {
         "bench": "prefill", "model": engine.name, "context_tokens": tokens, "chunk": chunk, "rounds": rounds,
-        "versions": versions(), "rows": rows, "seconds": seconds,
+        "versions": versions(), "rows": rows, "seconds": seconds, "scoring": shares(seconds, list(scorings)),
+        "left_out": left_out,
     }  # fmt: skip
+    if lengths:
+        found["lengths"] = bench_lengths(engine, lengths=lengths, chunk=chunk, rounds=rounds, on_round=on_round)
+    return found
 
 
 def bench_sweep(

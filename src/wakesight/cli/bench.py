@@ -1,4 +1,4 @@
-"""wakesight bench: decode, prefill, sweep, arms."""
+"""wakesight bench: decode, prefill, sweep, arms, scoring."""
 
 from __future__ import annotations
 
@@ -9,56 +9,94 @@ import click
 from wakesight.cli.common import model_options, print_json, progress, shared_options
 from wakesight.errors import RequestError
 
-KINDS = ("decode", "prefill", "sweep", "arms")
+KINDS = ("decode", "prefill", "sweep", "arms", "scoring")
 
 
 @click.command("bench")
 @click.argument("kind")
-@click.option("--model", default="smollm2", show_default=True, help="As for ask.")
-@click.option("--tokens", type=int, default=4096, show_default=True, help="Context length.")
+@click.option("--model", default="smollm2", show_default=True, help="As for ask; scoring loads none.")
+@click.option("--tokens", default=None, help="Context length. [4096; scoring: several, 4096,16384,65536]")
+@click.option("--lengths", default=None, help="prefill: also score at these lengths, for example 2048,4096,8192.")
 @click.option("--rounds", type=int, default=9, show_default=True, help="Alternations of all arms.")
 @click.option("--steps", type=int, default=None, help="Tokens per arm and round. [decode: 8, arms: 64]")
 @click.option("--keep", "keeps", type=float, multiple=True, help="decode: fractions to time. Default 1 and 0.1.")
 @model_options
 @shared_options
 def command(
-    kind: str, model: str, tokens: int, rounds: int, steps: int | None, keeps: tuple[float, ...], device: str | None,
-    dtype: str | None, as_json: bool,
+    kind: str, model: str, tokens: str | None, lengths: str | None, rounds: int, steps: int | None,
+    keeps: tuple[float, ...], device: str | None, dtype: str | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Measure speed: all arms alternated in one run, ratios round by round with a 95% interval.
 
     \b
     wakesight bench decode  --tokens 8000   one token after a long context, against transformers' DynamicCache
-    wakesight bench prefill --tokens 4096   reading with taps, against a plain forward
+    wakesight bench prefill --tokens 4096   reading with taps, against a plain forward; scoring as a share of it
     wakesight bench sweep   --tokens 4096   scoring and compaction of a sweep, as a share of its prefill
     wakesight bench arms    --tokens 2048   13 sessions answer as one batch, against one after another
+    wakesight bench scoring --tokens 4096,65536   the estimator at the paper's 27B shape, against the machine's limit
     """
     if kind not in KINDS:
         raise RequestError(f"there is no bench {kind!r}; use one of {', '.join(KINDS)}")
-    if rounds < 1 or (steps is not None and steps < 1) or tokens < 2:
+    sizes = _numbers(tokens, "--tokens") if tokens is not None else ()
+    if kind != "scoring" and len(sizes) > 1:
+        raise RequestError(f"bench {kind} runs at one length; give one with --tokens")
+    if rounds < 1 or (steps is not None and steps < 1) or any(size < 2 for size in sizes):
         raise RequestError("--rounds and --steps must be at least 1, --tokens at least 2")
-    from wakesight.bench import arms, decode, prefill
-    from wakesight.engines.hf.engine import load
-
-    engine = load(model, device=device, dtype=dtype)
+    if lengths is not None and kind != "prefill":
+        raise RequestError(f"--lengths belongs to bench prefill; leave it out for {kind}")
+    if kind == "scoring" and dtype is not None:
+        raise RequestError("estimators compute in float32; leave --dtype out for bench scoring")
+    more = _numbers(lengths, "--lengths") if lengths is not None else ()
+    if any(size < 2 for size in more):
+        raise RequestError("--lengths must be at least 2 each")
     with progress(f"bench {kind}") as on_round:
-        if kind == "decode":
-            result = decode.bench_decode(
-                engine, tokens=tokens, keeps=keeps or (1.0, 0.1), steps=steps or 8, rounds=rounds, on_round=on_round
+        if kind == "scoring":
+            from wakesight.bench import scoring
+
+            result = scoring.bench_scoring(
+                lengths=sizes or scoring.LENGTHS, rounds=rounds, device=device, on_round=on_round
             )
-        elif kind == "prefill":
-            result = prefill.bench_prefill(engine, tokens=tokens, rounds=rounds, on_round=on_round)
-        elif kind == "arms":
-            result = arms.bench_arms(engine, tokens=tokens, steps=steps or 64, rounds=rounds, on_round=on_round)
         else:
-            result = prefill.bench_sweep(engine, tokens=tokens)
+            length = sizes[0] if sizes else 4096
+            result = _with_model(kind, model, length, more, rounds, steps, keeps, device, dtype, on_round)
     if as_json:
         print_json(result)
     else:
         click.echo(_table(result))
 
 
+def _with_model(
+    kind: str, model: str, tokens: int, lengths: tuple[int, ...], rounds: int, steps: int | None,
+    keeps: tuple[float, ...], device: str | None, dtype: str | None, on_round: Any,
+) -> dict[str, Any]:  # fmt: skip
+    from wakesight.bench import arms, decode, prefill
+    from wakesight.engines.hf.engine import load
+
+    engine = load(model, device=device, dtype=dtype)
+    if kind == "decode":
+        return decode.bench_decode(
+            engine, tokens=tokens, keeps=keeps or (1.0, 0.1), steps=steps or 8, rounds=rounds, on_round=on_round
+        )
+    if kind == "prefill":
+        return prefill.bench_prefill(engine, tokens=tokens, rounds=rounds, lengths=lengths, on_round=on_round)
+    if kind == "arms":
+        return arms.bench_arms(engine, tokens=tokens, steps=steps or 64, rounds=rounds, on_round=on_round)
+    return prefill.bench_sweep(engine, tokens=tokens)
+
+
+def _numbers(text: str, option: str) -> tuple[int, ...]:
+    """ "4096,16384" -> (4096, 16384). Raises RequestError for anything else."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isascii() and part.isdecimal() for part in parts):
+        raise RequestError(f"{option} {text} is no length; write 4096, or several as 4096,16384")
+    if len(set(parts)) < len(parts):
+        raise RequestError(f"{option} names a length twice; give each once")
+    return tuple(int(part) for part in parts)
+
+
 def _table(result: dict[str, Any]) -> str:
+    if result["bench"] == "scoring":
+        return _scoring_table(result)
     lines = [f"bench {result['bench']}: {result['model']}, {result['context_tokens']:,} tokens"]
     for row in result["rows"]:
         if result["bench"] == "decode":
@@ -75,6 +113,8 @@ def _table(result: dict[str, Any]) -> str:
                 f"  {row['scorer']:<10} scoring {row['score_s']:.3f} s, all fractions {row['total_s']:.2f} s, "
                 f"{row['share']:.1%} of prefill"
             )
+    if result["bench"] == "prefill":
+        lines += _shares(result)
     if result["bench"] == "arms":
         lines.append(
             f"  same tokens in {result['same']} of {result['sessions']} sessions, {result['steps']} tokens each"
@@ -85,6 +125,51 @@ def _table(result: dict[str, Any]) -> str:
         lines.append(f"  copy bandwidth {result['copy_bandwidth'] / 1e9:.1f} GB/s (read + written)")
     lines.append("  " + ", ".join(f"{k} {v}" for k, v in result["versions"].items()))
     return "\n".join(lines)
+
+
+def _shares(result: dict[str, Any]) -> list[str]:
+    """Scoring over prefill, at the bench's own length and at further ones."""
+    lines = [
+        f"  {row['arm']:<28} {row['seconds']:7.3f} s  {_share(row['share'])} of ours with taps"
+        for row in result["scoring"]
+    ]
+    lines += [f"  {name} left out: {why}" for name, why in result["left_out"].items()]
+    if "lengths" in result:
+        for row in result["lengths"]["rows"]:
+            lines.append(
+                f"  {row['tokens']:>7,} tokens  {row['arm']:<28} {row['seconds']:8.4f} s  "
+                f"{row['us_per_token']:8.2f} us/token  {_share(row['share'])} of prefill"
+            )
+        for name, value in result["lengths"]["exponents"].items():
+            if value is not None:
+                lines.append(f"  {name:<28} grows as tokens^{value:.2f}")
+        for tokens, missing in result["lengths"]["left_out"].items():
+            lines += [f"  {int(tokens):,} tokens: {name} left out: {why}" for name, why in missing.items()]
+    return lines
+
+
+def _scoring_table(result: dict[str, Any]) -> str:
+    inputs = ", ".join(map(str, result["inputs"]))
+    lines = [
+        f"bench scoring: {result['networks']} networks of {inputs} inputs, {result['parameters']:,} parameters, "
+        f"on {result['device']}, {result['chunk']:,} tokens at a time"
+    ]
+    for row in result["rows"]:
+        lines.append(
+            f"  {row['tokens']:>8,} tokens  {row['seconds']:8.3f} s  {row['us_per_token']:7.2f} us/token  "
+            f"{_ratio(row['over_limit'])} the limit of {row['limit_s']:.3f} s "
+            f"(memory {row['memory_s']:.3f} s, products {row['product_s']:.3f} s)"
+        )
+    lines.append(
+        f"  copy bandwidth {result['copy_bandwidth'] / 1e9:.1f} GB/s (read + written), "
+        f"products {result['product_rate'] / 1e9:.0f} GFLOP/s"
+    )
+    lines.append("  " + ", ".join(f"{k} {v}" for k, v in result["versions"].items()))
+    return "\n".join(lines)
+
+
+def _share(value: dict[str, Any]) -> str:
+    return f"{value['mean']:.2%} [{value['low']:.2%}, {value['high']:.2%}]"
 
 
 def _ratio(value: dict[str, Any]) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from wakesight.cli.common import model_options, print_json, read_names, shared_options
+from wakesight.cli.common import model_options, print_json, read_names, read_shard, shared_options
 from wakesight.cli.recipe import given, recipe_option
 from wakesight.errors import RequestError
 
@@ -40,8 +40,9 @@ class _WithSuiteOptions(click.Command):
 @click.option(
     "--methods", default="keydiff", show_default=True, help="Scorers, comma-separated; see wakesight methods."
 )
-@click.option("--allocations", default="natural", show_default=True,
-    help="Allocations, comma-separated; natural is each scorer's own. --methods a@gate,a@flat,b gives one method its own.",
+@click.option(
+    "--allocations", default="natural", show_default=True,
+    help="Allocations, comma-separated; natural is each scorer's own. --methods a@gate,b gives one method its own.",
 )  # fmt: skip
 @click.option("--evicted", default="drop", show_default=True, help="What becomes of the rest: drop.")
 @click.option("--keep", default="0.1,0.3,0.5", show_default=True, help="Kept fractions, comma-separated.")
@@ -98,7 +99,7 @@ def command(ctx: click.Context, /, out: str | None, resume: bool, as_json: bool,
         read_names(arguments["methods"]), read_names(arguments["allocations"]), _fractions(arguments["keep"]),
         evicted=read_names(arguments["evicted"]), unit=arguments["unit"], page_size=arguments["page_size"],
     )  # fmt: skip
-    part = _shard(arguments["shard"])
+    part = read_shard(arguments["shard"])
     loaded = load(arguments["model"], device=arguments["device"], dtype=arguments["dtype"])
     options = SuiteOptions(
         length=arguments["length"], items=arguments["items"], seed=arguments["seed"],
@@ -195,15 +196,6 @@ def _fractions(text: str) -> list[float]:
         return [float(part) for part in read_names(text)]
     except ValueError:
         raise RequestError(f"--keep {text} is no list of fractions; write for example --keep 0.1,0.3,0.5") from None
-
-
-def _shard(text: str | None) -> tuple[int, int]:
-    if text is None:
-        return 0, 1
-    index, slash, count = text.partition("/")
-    if not (slash and index.isdecimal() and count.isdecimal() and int(index) < int(count)):
-        raise RequestError(f"--shard {text} is no shard; write 0/2 and 1/2 for the halves of a run")
-    return int(index), int(count)
 
 
 def _terminal() -> Console | None:

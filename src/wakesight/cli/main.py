@@ -24,6 +24,7 @@ COMMANDS = {
     "eval": "Compare methods on a suite of tasks: one prefill serves every arm.",
     "merge": "Join the shards of one evaluation.",
     "label": "Measure which entries documents need, for training.",
+    "calibrate": "Measure gate table and query statistics of a model.",
     "fit": "Train the estimator of a model from its labels.",
     "analyze": "Describe a model's native signals and their relation to utility.",
     "report": "Tables, figures and a page from evaluation runs.",

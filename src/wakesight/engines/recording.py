@@ -23,7 +23,7 @@ from wakesight.registry import did_you_mean
 from wakesight.scores.base import AnyScorer, for_model, reads_of
 from wakesight.scores.table import SCORERS, scorer
 from wakesight.signals.attention_sums import AttentionSums
-from wakesight.signals.chunk import Chunk
+from wakesight.signals.chunk import Chunk, Tap
 from wakesight.signals.gates import OutputGate
 from wakesight.signals.queries import QueryWindow
 from wakesight.signals.query_moments import QueryMoments
@@ -85,7 +85,11 @@ def needs(scorer: AnyScorer, artifact: Any = None) -> Needs:
 
 @dataclass
 class LayerRecorder:
-    """The taps of one attention layer. held: per KV head the positions held when `begin` tokens had been seen."""
+    """The taps of one attention layer. held: per KV head the positions held when `begin` tokens had been seen.
+
+    guests: taps of someone else, who go on watching whatever is read on from here; one with `wants_rotation = True`
+    gets RoPE's rotation.
+    """
 
     queries: QueryWindow
     sums: AttentionSums | None
@@ -96,6 +100,7 @@ class LayerRecorder:
     scaling: float = 1.0
     gate: OutputGate | None = None
     hidden: Rows | None = None  # inputs of the attention module
+    guests: tuple[Tap, ...] = ()
 
     def hear(self, queries: Tensor, keys: tuple[Tensor, ...], start: int, scaling: float) -> None:
         """queries: [query_head, q, dim] at positions start, start + 1, ...; keys: per KV head [held, dim]."""
@@ -104,12 +109,13 @@ class LayerRecorder:
         if self.held is not None:
             fresh = torch.arange(self.begin, stop, device=queries.device)
             positions = tuple(torch.cat([head, fresh]) for head in self.held)
-        rotation = self.rotation(start, stop) if self.moments else None
+        turned = self.moments or any(getattr(guest, "wants_rotation", False) for guest in self.guests)
+        rotation = self.rotation(start, stop) if turned else None
         if rotation is not None:  # a model may be spread over devices
             rotation = rotation.to(queries.device)
         self.scaling = scaling
         chunk = Chunk(queries, keys, positions, start, scaling, rotation)
-        for tap in (self.queries, self.sums, self.moments):
+        for tap in (self.queries, self.sums, self.moments, *self.guests):
             if tap is not None:
                 tap.watch(chunk)
 
@@ -127,6 +133,7 @@ class LayerRecorder:
             self.scaling,
             self.gate and self.gate.copy(),
             None if self.hidden is None else self.hidden.copy(),
+            self.guests,
         )
 
 

@@ -166,6 +166,7 @@ class LayerFeatures:
         self.spec, self.signals, self.layer, self.window = spec, signals, layer, window
         self.tokens = signals.tokens
         self._held = None if signals.held is None else signals.held[layer]
+        self._made: dict[str, Tensor] = {}
         self._mean: Tensor | None = None
         if "key_stats" in spec.parts:
             self._mean = self._mean_key()
@@ -174,8 +175,10 @@ class LayerFeatures:
     def device(self) -> torch.device:
         """Where the layer's keys are, or what is read instead of them."""
         streams = self.signals.streams
+        if self._held is not None:
+            return self._held.device
         if "keys" in streams:
-            return streams["keys"][self.layer].device
+            return self._stream("keys").device
         if self.window:
             return self.signals["native"][self.window[-1]].device
         return streams["hidden"][self.layer].device if "hidden" in streams else torch.device("cpu")
@@ -223,14 +226,20 @@ class LayerFeatures:
         return mean.float().unsqueeze(-1)
 
     def _keys(self, start: int, stop: int, dtype: torch.dtype) -> Tensor:
-        return self._known(self.signals["keys"][self.layer][:, start:stop].to(dtype), start, stop)
+        return self._known(self._stream("keys")[:, start:stop].to(dtype), start, stop)
+
+    def _stream(self, name: str) -> Tensor:
+        """This layer's tensor, asked for once: on a compacted context each access makes it anew."""
+        if name not in self._made:
+            self._made[name] = self.signals[name][self.layer]
+        return self._made[name]
 
     def _value_norms(self, start: int, stop: int) -> Tensor:
         streams = self.signals.streams
         if "values" not in streams and "value_norms" in streams:
-            norms = streams["value_norms"][self.layer][:, start:stop].to(self.device, torch.float32)
+            norms = self._stream("value_norms")[:, start:stop].to(self.device, torch.float32)
         else:
-            values = self.signals["values"][self.layer][:, start:stop]
+            values = self._stream("values")[:, start:stop]
             norms = values.to(self.device, torch.float32).norm(dim=-1)
         return self._known(norms, start, stop)
 

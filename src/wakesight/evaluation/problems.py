@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from wakesight.errors import WakesightError
+from wakesight.errors import WakesightError, is_out_of_memory
 
 
 def reason_to_skip(error: Exception, work: str) -> str:
@@ -17,10 +17,3 @@ def reason_to_skip(error: Exception, work: str) -> str:
         return f"out of memory in {work}"
     raise error
 
-
-def is_out_of_memory(error: Exception) -> bool:
-    """Python's and torch's lack of memory; on a CPU torch raises a plain RuntimeError."""
-    text = str(error).lower()
-    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or (
-        isinstance(error, RuntimeError) and ("can't allocate memory" in text or "out of memory" in text)
-    )

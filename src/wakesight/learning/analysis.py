@@ -27,10 +27,15 @@ CLEAR = 0.1  # of a correlation: what counts as one
 SUMMARIES = ("beta", "forgetting", "norm_v", "write", "slow norm_v", "slow write", "retention")
 
 
-def static_half_lives(a_log: Tensor, dt_bias: Tensor) -> Tensor:
-    """Half-life at zero input, float64 [head] in tokens: ln 2 / (exp(A_log) * softplus(dt_bias))."""
-    decay = a_log.double().exp() * torch.nn.functional.softplus(dt_bias.double())
-    return math.log(2) / decay.clamp_min(LEAST_DECAY)
+def static_half_lives(a_log: Tensor, dt_bias: Tensor, limits: tuple[float, float] | None = None) -> Tensor:
+    """Half-life at zero input, float64 [head] in tokens, on the CPU: ln 2 / (exp(A_log) * softplus(dt_bias)).
+
+    limits: what softplus(dt_bias), Mamba-2's time step, is clamped to.
+    """
+    step = torch.nn.functional.softplus(dt_bias.double().cpu())
+    if limits is not None:
+        step = step.clamp(*limits)
+    return math.log(2) / (a_log.double().cpu().exp() * step).clamp_min(LEAST_DECAY)
 
 
 def jaccard(a: Tensor, b: Tensor) -> float:

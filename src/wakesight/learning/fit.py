@@ -171,7 +171,7 @@ class _Job:
             tables=self._tables(about.tables, before),
             readers={name: fitted[name] for name in plan.readers},
             query_stats=None if before is None else before.query_stats,
-            training=self._training(about, rows),
+            training={**self._training(about, rows), **_calibrated(before)},
             metrics=metrics,
         )
 
@@ -271,6 +271,11 @@ class _Job:
         self.done += steps
         if self.on_progress is not None:
             self.on_progress(self.done, self.total, what)
+
+
+def _calibrated(before: Artifact | None) -> dict[str, Any]:
+    """What says how the tables that stay were measured."""
+    return {} if before is None else {name: before.training[name] for name in before.training if name == "calibrate"}
 
 
 def _lines(data: LayerRows, rows: Rows, folds: Sequence[str], seed: int) -> dict[str, tuple[ridge.Line, ...]]:

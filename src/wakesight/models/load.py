@@ -91,7 +91,7 @@ def load_model(
         )
     if not isinstance(source, (str, os.PathLike)):
         return _from_object(source, tokenizer, device, number_type)
-    name, place = os.fspath(source), _device(device)
+    name, place = os.fspath(source), find_device(device)
     folder, keywords = _locate(name)
     with _quiet(), _readable(name):
         if name in BUNDLED and keywords and (unpacked := _unpacked(name, folder, keywords)):
@@ -129,7 +129,7 @@ def _from_object(model: Any, tokenizer: Any, device: Any, dtype: torch.dtype | N
     family = family_of(model.config)
     _check_spread(getattr(model, "hf_device_map", {}), device)
     if device is not None:
-        model = model.to(_device(device))
+        model = model.to(find_device(device))
     if dtype is not None:
         model = model.to(dtype)
     return LoadedModel(getattr(model.config, "_name_or_path", "") or family.name, model.eval(), tokenizer, family)
@@ -177,7 +177,8 @@ def _locate(name: str) -> tuple[str, dict[str, Any]]:
     )
 
 
-def _device(device: str | torch.device | None) -> torch.device:
+def find_device(device: str | torch.device | None) -> torch.device:
+    """The device of that name, the CPU for None. Raises RequestError for one that is unknown or not there."""
     try:
         place = torch.device(device or "cpu")
     except (RuntimeError, TypeError):

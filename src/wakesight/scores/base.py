@@ -21,7 +21,7 @@ class Scorer(Protocol):
     """A frozen dataclass: fields are its settings, `reads` names the signals it needs.
 
     `score` must not look beyond `signals`, goes through the layers once and in order (they may be computed
-    as they are asked for), and returns finite scores for every token: float32, or float64 for float64 keys.
+    as they are asked for), and returns finite scores for every token: float32, or what float64 keys give in float64.
     What is stored where nothing is held must not matter; the score there is 0.
     """
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import os
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,8 @@ from wakesight.engines.batch import SessionBatch
 from wakesight.engines.hf import compat
 from wakesight.engines.hf.attach import attach, check_finite, forward_keywords, left_pads
 from wakesight.engines.hf.cache import SessionCache
+from wakesight.engines.hf.closing import NextTokens, closing, foretold
+from wakesight.engines.hf.decay import DecayWeights, decay_weights
 from wakesight.engines.hf.following import collected, following
 from wakesight.engines.hf.latent import stored
 from wakesight.engines.hf.listening import Ears
@@ -39,7 +42,7 @@ from wakesight.engines.hf.sampling import Sampling, draw
 from wakesight.engines.probe import Instruction, Overhearing
 from wakesight.engines.recording import OVERHEARD, WINDOW, Recording, wanted_signals
 from wakesight.engines.session import Session
-from wakesight.errors import RequestError, WorkError
+from wakesight.errors import RequestError, WorkError, is_out_of_memory
 from wakesight.estimator.artifact import Artifact
 from wakesight.models.chat import Frame, chat_frame, encode_plain, encode_template, plain_frame
 from wakesight.models.fingerprint import fingerprint
@@ -479,6 +482,50 @@ class HFEngine:
             why = self.only_whole or "it stores latent keys and no values of their own"
             raise RequestError(f"the attention of {self.name} cannot be computed again: {why}; take another model")
 
+    @property
+    def has_output_gate(self) -> bool:
+        """Whether attention outputs pass a gate that can be recorded."""
+        return self._family.output_gate
+
+    def closing(self, closed: Mapping[int, Sequence[int]]) -> contextlib.AbstractContextManager[None]:
+        """While it is entered, passes of this thread run with some query heads' outputs set to 0 before W_O.
+
+        closed: attention layer -> query heads. Raises RequestError for heads that the model does not have.
+        """
+        return closing(self._decoder, self.geometry, closed, self.name)
+
+    def next_tokens(self, tokens: Sequence[int], chunk: int = 512) -> NextTokens:
+        """How well the model foretells each of `tokens` but the first, read from scratch in chunks and forgotten.
+
+        Raises RequestError for fewer than 2 tokens or too many; WorkError on lack of memory.
+        """
+        tokens, chunk = self._checked_ids(tokens), chunk_size(chunk)
+        if len(tokens) < 2:
+            raise RequestError(f"a text of {len(tokens)} tokens has no next one; give at least 2")
+        self._check_room(len(tokens), self._limit(len(tokens)))
+        state = self.empty_state(len(tokens))
+        try:
+            return self._next_tokens(state, tokens, chunk)
+        except BaseException as error:
+            raise _explained(error, "reading a text") from error
+        finally:
+            state.release()
+
+    def _next_tokens(self, state: SessionState, tokens: Sequence[int], chunk: int) -> NextTokens:
+        cache, found = self.continuing([state]), []
+        ids, start = torch.tensor([list(tokens)], device=self.device), 0
+        for part in torch.split(ids, self._chunk(chunk, 0, len(tokens)), dim=1):
+            logits = self.forward(self.model, part, cache, start).logits[0]
+            check_finite(logits)
+            stop = min(start + part.shape[1], len(tokens) - 1)
+            found.append(foretold(logits[: stop - start], ids[0, start + 1 : stop + 1]))
+            start += part.shape[1]
+        return NextTokens(*(torch.cat(parts) for parts in zip(*found, strict=True)))
+
+    def decay_weights(self) -> tuple[DecayWeights, ...] | None:
+        """What the recurrent layers forget at zero input; None for families whose heads have no single decay."""
+        return decay_weights(self._decoder, self.geometry, self._family)
+
     def frame(self, instruction: str | None = None, chat: bool = True) -> Frame:
         """The ids that `prefill` puts around a text. Raises RequestError without a tokenizer or a usable template."""
         return (chat_frame if chat else plain_frame)(self._need_tokenizer(), instruction)
@@ -697,10 +744,6 @@ def _state_shapes(layers: Sequence[Any]) -> dict[str, StateShape]:
 
 def _explained(error: BaseException, work: str) -> BaseException:
     """Out-of-memory errors of torch as one sentence; everything else unchanged."""
-    text = str(error).lower()
-    memory = isinstance(error, (MemoryError, torch.OutOfMemoryError)) or (
-        isinstance(error, RuntimeError) and ("can't allocate memory" in text or "out of memory" in text)
-    )
-    if not memory or isinstance(error, WorkError):
+    if not is_out_of_memory(error) or isinstance(error, WorkError):
         return error
     return WorkError(f"out of memory in {work}; use a shorter context, a smaller --chunk, or close other sessions")

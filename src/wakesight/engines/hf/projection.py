@@ -24,7 +24,7 @@ def output_projection(decoder: Any, index: int, value_dim: int, name: str) -> Te
     if softcap is not None or sinks is not None:
         what = "a softcap" if softcap is not None else "sinks"
         raise RequestError(f"the attention of {name} has {what}, so its utility has no closed form; {_ADVICE}")
-    linear = next(getattr(module, out) for out in _OUT if hasattr(module, out))
+    linear = output_linear(module)
     if type(linear) is not nn.Linear or not linear.weight.is_floating_point():
         kind = type(linear).__name__
         raise RequestError(
@@ -38,6 +38,11 @@ def output_projection(decoder: Any, index: int, value_dim: int, name: str) -> Te
             f"{value_dim}; {_ADVICE}"
         )
     return linear.weight.detach().view(hidden, -1, value_dim)
+
+
+def output_linear(module: Any) -> Any:
+    """The module W_O of an attention module, whatever its form."""
+    return next(getattr(module, out) for out in _OUT if hasattr(module, out))
 
 
 def attention_module(layer: Any, index: int, name: str) -> Any:

@@ -1,0 +1,84 @@
+"""Without --allocation every command takes the one that suits the scorer; what was typed wins."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from wakesight.cli.main import run
+from wakesight.engines.hf.engine import load
+from wakesight.evaluation.records import Records
+from wakesight.models.load import ARTIFACT
+from wakesight.testing import tiny
+from wakesight.testing.artifacts import random_artifact
+
+TEXT = "The keeper wrote the hour into the log. " * 6
+
+
+@pytest.fixture(scope="module")
+def with_artifact(tmp_path_factory) -> str:
+    """A model folder with the model's own artifact in it."""
+    folder = tiny.save("qwen3_5", tmp_path_factory.mktemp("fitted"))
+    random_artifact(load(str(folder))).save(folder / ARTIFACT)
+    return str(folder)
+
+
+def policy_of(capsys, tmp_path, model: str, *words: str) -> dict:
+    (tmp_path / "document.txt").write_text(TEXT)
+    capsys.readouterr()
+    common = ("--model", model, "--context", str(tmp_path / "document.txt"), "--question", "Who?")
+    assert run(["ask", *common, "--max-new-tokens", "1", "--json", *words]) == 0
+    return json.loads(capsys.readouterr().out)["policy"]
+
+
+@pytest.mark.parametrize(
+    ("words", "allocation"),
+    [
+        ((), "flat"),
+        (("--scorer", "kvzip"), "global"),
+        (("--scorer", "triattention"), "flat"),
+        (("--scorer", "gatesight"), "gate"),
+        (("--scorer", "gatesight+"), "utility_global"),
+        (("--scorer", "gatesight", "--allocation", "flat"), "flat"),
+        (("--scorer", "keydiff", "--allocation", "gate_per_head"), "gate_per_head"),
+        (("--scorer", "gatesight", "--entries", "20"), "gate"),
+        (("--scorer", "kvzip", "--allocation", "20,30"), [20, 30]),
+    ],
+)
+def test_ask(capsys, tmp_path, with_artifact, words, allocation):
+    assert policy_of(capsys, tmp_path, with_artifact, *words)["allocation"] == allocation
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("--scorer", "gatesight"), "gatesight needs an estimator fitted for this model; make one with: wakesight"),
+        (("--scorer", "triattention"), "triattention needs statistics of this model's queries"),
+        (("--allocation", "gate"), "wakesight calibrate"),
+    ],
+)
+def test_a_model_without_an_artifact_is_refused_in_a_sentence(capsys, tmp_path, llama, words, sentence):
+    (tmp_path / "document.txt").write_text(TEXT)
+    capsys.readouterr()
+    assert (
+        run(["ask", "--model", llama, "--context", str(tmp_path / "document.txt"), "--question", "Who?", *words]) == 2
+    )
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert sentence in err
+    assert err.count("\n") == 1
+
+
+def test_eval(tmp_path, with_artifact):
+    words = ["fidelity", "--tasks", "narrative", "--length", "160", "--items", "1", "--option", "continuation=24"]
+    methods = "keydiff,kvzip,gatesight,gatesight@flat,gatesight+"
+    out = tmp_path / "run"
+    assert (
+        run(["eval", *words, "--model", with_artifact, "--methods", methods, "--keep", "0.5", "--out", str(out)]) == 0
+    )
+
+    assert {row["arm"] for row in Records(out).read()} == {
+        "whole", "keydiff/flat/drop/0.5", "kvzip/global/drop/0.5", "gatesight/gate/drop/0.5",
+        "gatesight/flat/drop/0.5", "gatesight+/utility_global/drop/0.5",
+    }  # fmt: skip
