@@ -47,7 +47,7 @@ def scoring_arms(
     for name in names:
         try:
             method = _ready(engine, name)
-            record |= set(needs(method, engine.artifact)["record"])
+            record |= set(needs(method, engine)["record"])
             runs[name] = method
         except RequestError as error:
             left_out[name] = str(error)
@@ -137,7 +137,7 @@ def _ready(engine: HFEngine, name: str) -> AnyScorer:
     """The scorer as it runs on this model. Raises RequestError if it cannot, or its reader is missing."""
     if engine.only_whole is not None:
         raise RequestError(f"no scorer runs on {engine.name}: {engine.only_whole}")
-    method = for_model(scorer(name), engine.artifact)
+    method = for_model(scorer(name), engine)
     if isinstance(method, GateSight) and engine.artifact is not None:
         engine.artifact.reader(method.reader)
     return method
@@ -148,7 +148,7 @@ def _arm(session: Session, method: AnyScorer) -> Callable[[], None]:
     if has_probe(method):
         return lambda: _wait(engine, score_by_probe(method, session))
     plain = cast(Scorer, method)
-    return lambda: _wait(engine, score(plain, session.signals(), engine.geometry.kv_heads))
+    return lambda: _wait(engine, score(plain, session.signals(method), engine.geometry.kv_heads))
 
 
 def _wait(engine: HFEngine, _: object) -> None:

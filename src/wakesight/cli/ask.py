@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from wakesight.cli.common import (
+    artifact_option,
     checked_text,
     model_options,
     once,
@@ -40,12 +41,13 @@ if TYPE_CHECKING:
 @reading_options
 @click.option("--max-new-tokens", type=int, default=128, show_default=True, help="Longest answer, in tokens.")
 @click.option("--stream", is_flag=True, help="Print the answer while it is made.")
+@artifact_option
 @model_options
 @shared_options
 def command(
     model: str | None, context: str | None, session_file: str | None, question_list: tuple[str, ...],
     questions_file: str | None, instruction: str | None, no_chat: bool, max_new_tokens: int, chunk: int | None,
-    stream: bool, device: str | None, dtype: str | None, as_json: bool, **choices: Any,
+    stream: bool, artifact: str | None, device: str | None, dtype: str | None, as_json: bool, **choices: Any,
 ) -> None:  # fmt: skip
     """Read a document once, keep a fraction of its KV cache, answer questions from what is left.
 
@@ -63,7 +65,7 @@ def command(
     questions = _questions(question_list, questions_file, context)
     if max_new_tokens < 1:
         raise RequestError(f"--max-new-tokens {max_new_tokens} must be at least 1")
-    reading = Reading(model, context, instruction, no_chat, chunk, device, dtype)
+    reading = Reading(model, context, instruction, no_chat, chunk, device, dtype, artifact)
     session = open_session(session_file, reading, policy) if session_file else read_document(reading, policy)
     with session:
         answers = []

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from wakesight.cli.common import model_options, print_json, progress, shared_options
+from wakesight.cli.common import artifact_option, model_options, print_json, progress, shared_options
 from wakesight.errors import RequestError
 
 KINDS = ("decode", "prefill", "sweep", "arms", "scoring")
@@ -20,11 +20,12 @@ KINDS = ("decode", "prefill", "sweep", "arms", "scoring")
 @click.option("--rounds", type=int, default=9, show_default=True, help="Alternations of all arms.")
 @click.option("--steps", type=int, default=None, help="Tokens per arm and round. [decode: 8, arms: 64]")
 @click.option("--keep", "keeps", type=float, multiple=True, help="decode: fractions to time. Default 1 and 0.1.")
+@artifact_option
 @model_options
 @shared_options
 def command(
     kind: str, model: str, tokens: str | None, lengths: str | None, rounds: int, steps: int | None,
-    keeps: tuple[float, ...], device: str | None, dtype: str | None, as_json: bool,
+    keeps: tuple[float, ...], artifact: str | None, device: str | None, dtype: str | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Measure speed: all arms alternated in one run, ratios round by round with a 95% interval.
 
@@ -58,7 +59,8 @@ def command(
             )
         else:
             length = sizes[0] if sizes else 4096
-            result = _with_model(kind, model, length, more, rounds, steps, keeps, device, dtype, on_round)
+            place: dict[str, Any] = {"device": device, "dtype": dtype, "artifact": artifact}
+            result = _with_model(kind, model, length, more, rounds, steps, keeps, place, on_round)
     if as_json:
         print_json(result)
     else:
@@ -67,12 +69,12 @@ def command(
 
 def _with_model(
     kind: str, model: str, tokens: int, lengths: tuple[int, ...], rounds: int, steps: int | None,
-    keeps: tuple[float, ...], device: str | None, dtype: str | None, on_round: Any,
+    keeps: tuple[float, ...], place: dict[str, Any], on_round: Any,
 ) -> dict[str, Any]:  # fmt: skip
     from wakesight.bench import arms, decode, prefill
     from wakesight.engines.hf.engine import load
 
-    engine = load(model, device=device, dtype=dtype)
+    engine = load(model, **place)
     if kind == "decode":
         return decode.bench_decode(
             engine, tokens=tokens, keeps=keeps or (1.0, 0.1), steps=steps or 8, rounds=rounds, on_round=on_round

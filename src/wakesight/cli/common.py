@@ -31,6 +31,15 @@ def model_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return click.option("--dtype", default=None, help="float32 (default on CPU), bfloat16 or float16.")(command)
 
 
+def artifact_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """--artifact, for commands whose scorers and allocations may need one."""
+    return click.option(
+        "--artifact", default=None,
+        help="Folder of wakesight fit or calibrate for this model. Default: the bundled one, or the folder wakesight "
+        "beside the weights.",
+    )(command)  # fmt: skip
+
+
 def once(_: click.Context, option: click.Parameter, values: tuple[str, ...]) -> str | None:
     """Callback of an option declared `multiple`, so that a second value is refused and does not win in silence."""
     if len(values) > 1:

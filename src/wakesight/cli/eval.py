@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from wakesight.cli.common import model_options, print_json, read_names, read_shard, shared_options
+from wakesight.cli.common import artifact_option, model_options, print_json, read_names, read_shard, shared_options
 from wakesight.cli.recipe import given, recipe_option
 from wakesight.errors import RequestError
 
@@ -67,6 +67,7 @@ class _WithSuiteOptions(click.Command):
 @click.option("--rows", type=int, default=16, show_default=True, help="Most arms decoded in one batch.")
 @click.option("--thinking", type=int, default=None, help="Tokens a thinking model may think; they are no answer.")
 @click.option("--chunk", type=int, default=512, show_default=True, help="Prefill tokens per step.")
+@artifact_option
 @model_options
 @shared_options
 @click.pass_context
@@ -100,7 +101,7 @@ def command(ctx: click.Context, /, out: str | None, resume: bool, as_json: bool,
         evicted=read_names(arguments["evicted"]), unit=arguments["unit"], page_size=arguments["page_size"],
     )  # fmt: skip
     part = read_shard(arguments["shard"])
-    loaded = load(arguments["model"], device=arguments["device"], dtype=arguments["dtype"])
+    loaded = load(arguments["model"], **{name: arguments[name] for name in ("device", "dtype", "artifact")})
     options = SuiteOptions(
         length=arguments["length"], items=arguments["items"], seed=arguments["seed"],
         count=lambda text: len(loaded.encode(text)), tasks=_tasks(suite, arguments["tasks"]),

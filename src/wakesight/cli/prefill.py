@@ -11,6 +11,7 @@ import click
 
 from wakesight.cli.ask import kept_summary
 from wakesight.cli.common import (
+    artifact_option,
     model_options,
     once,
     peak_memory_bytes,
@@ -41,11 +42,12 @@ from wakesight.errors import RequestError
 )
 @policy_options
 @reading_options
+@artifact_option
 @model_options
 @shared_options
 def command(
     model: str, context: str, save: str, record: tuple[str, ...], instruction: str | None, no_chat: bool,
-    chunk: int | None, device: str | None, dtype: str | None, as_json: bool, **choices: Any,
+    chunk: int | None, artifact: str | None, device: str | None, dtype: str | None, as_json: bool, **choices: Any,
 ) -> None:  # fmt: skip
     """Read a document once and save its session, whole, or compacted if a size is given.
 
@@ -55,7 +57,7 @@ def command(
     """
     policy = make_policy(default_keep=None, **choices)
     _check_target(Path(save), context)
-    reading = Reading(model, context, instruction, no_chat, chunk, device, dtype)
+    reading = Reading(model, context, instruction, no_chat, chunk, device, dtype, artifact)
     with read_document(reading, policy, tuple(name for names in record for name in read_names(names))) as session:
         session.save(save)
         size = Path(save).stat().st_size

@@ -40,6 +40,7 @@ class Reading:
     chunk: int | None
     device: str | None
     dtype: str | None
+    artifact: str | None
 
 
 def read_document(reading: Reading, policy: Policy | None, record: tuple[str, ...] = ()) -> Session:
@@ -53,8 +54,8 @@ def read_document(reading: Reading, policy: Policy | None, record: tuple[str, ..
     from wakesight.engines.hf.engine import load
     from wakesight.engines.recording import needs
 
-    engine = load(model, device=reading.device, dtype=reading.dtype)
-    wanted = needs((policy or Policy()).scorer_method, engine.artifact)
+    engine = load(model, device=reading.device, dtype=reading.dtype, artifact=reading.artifact)
+    wanted = needs((policy or Policy()).scorer_method, engine)
     wanted["record"] = (*wanted["record"], *record)
     with progress("reading") as on_chunk:
         whole = engine.prefill(
@@ -81,7 +82,9 @@ def open_session(file: str, reading: Reading, policy: Policy | None) -> Session:
 
     name, saved_dtype = about(file)
     try:
-        engine = load(reading.model or name, device=reading.device, dtype=reading.dtype or saved_dtype)
+        engine = load(
+            reading.model or name, device=reading.device, dtype=reading.dtype or saved_dtype, artifact=reading.artifact
+        )
     except RequestError as error:
         if reading.model is not None:
             raise

@@ -120,7 +120,8 @@ class Engine(Protocol):
     ) -> list[list[int]]:  # fmt: skip
         """`count` continuations of `tokens_after` behind `state`, drawn as the checkpoint asks to be sampled.
 
-        Their ids, end-of-sequence id left out; with `past_end` it is one like any other and ends nothing. The same seed on the same machine draws the same ids.
+        Their ids, end-of-sequence id left out; with `past_end` it is one like any other and ends nothing.
+        The same seed on the same machine draws the same ids.
         """
         ...
 

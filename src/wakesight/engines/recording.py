@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypedDict
+from typing import TypedDict
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ from wakesight.cache.state import SessionState
 from wakesight.core import ModelGeometry, Signals
 from wakesight.errors import RequestError
 from wakesight.registry import did_you_mean
-from wakesight.scores.base import AnyScorer, for_model, reads_of
+from wakesight.scores.base import AnyScorer, HasArtifact, for_model, reads_of
 from wakesight.scores.table import SCORERS, scorer
 from wakesight.signals.attention_sums import AttentionSums
 from wakesight.signals.chunk import Chunk, Tap
@@ -37,11 +37,11 @@ WINDOW = 64  # last queries that every prefill keeps
 FUTURE = 512  # positions behind the context whose rotation `future_rotation` gives
 
 
-def wanted_signals(names: Iterable[str], artifact: Any = None) -> tuple[str, ...]:
+def wanted_signals(names: Iterable[str], engine: HasArtifact | None = None) -> tuple[str, ...]:
     """Signal names for a `record=` list of signals and scorers ("attention_sums", "h2o"); a str is one name.
 
-    artifact: the model's, which some scorers need to know what they read. Raises RequestError for a name that is
-    neither, and for a scorer that cannot run without an artifact.
+    engine: of the model, whose artifact some scorers need to know what they read. Raises RequestError for a name that
+    is neither, and for a scorer that cannot run without an artifact.
     """
     if not isinstance(names, Iterable):
         raise RequestError(f"record must be a list of signals or scorers, not {shown(names)}; for example ['h2o']")
@@ -60,7 +60,7 @@ def wanted_signals(names: Iterable[str], artifact: Any = None) -> tuple[str, ...
                 f"record names {name!r}, which is no signal and no scorer{did_you_mean(name, known)}; "
                 f"signals: {', '.join(ON_REQUEST)}"
             ) from None
-        wanted.update(reads_of(for_model(method, artifact)))
+        wanted.update(reads_of(for_model(method, engine)))
     return tuple(name for name in ON_REQUEST if name in wanted)
 
 
@@ -71,12 +71,12 @@ class Needs(TypedDict):
     query_window: int
 
 
-def needs(scorer: AnyScorer, artifact: Any = None) -> Needs:
+def needs(scorer: AnyScorer, engine: HasArtifact | None = None) -> Needs:
     """What to record for `scorer`: its signals, and at least as many queries as its own window.
 
-    artifact: the model's; RequestError for a scorer that cannot run without one.
+    engine: of the model; RequestError for a scorer that cannot run without an artifact.
     """
-    reads = reads_of(for_model(scorer, artifact))
+    reads = reads_of(for_model(scorer, engine))
     return {
         "record": tuple(name for name in reads if name in ON_REQUEST),
         "query_window": max(WINDOW, getattr(scorer, "window", 0) if "queries" in reads else 0),

@@ -30,7 +30,7 @@ from wakesight.engines.recording import Recording
 from wakesight.errors import RequestError
 from wakesight.models.chat import Frame
 from wakesight.policy import Policy, need_policy
-from wakesight.scores.base import Scorer, for_model, has_probe, score
+from wakesight.scores.base import AnyScorer, Scorer, for_model, has_probe, score
 from wakesight.selection.pages import lift, snap
 from wakesight.selection.topk import Ranking, rank, take
 
@@ -111,18 +111,24 @@ class Session:
         """Which entries a child holds; None for a session that was never compacted."""
         return self.state.kept
 
-    def signals(self) -> Signals:
+    def signals(self, scorer: AnyScorer | None = None) -> Signals:
         """What a scorer may read of this context: views of a whole session, entries among zeros of a child.
 
-        Raises RequestError on a model whose entries cannot be evicted.
+        scorer: which one; the model's artifact is opened only for one with `needs_artifact`. Raises RequestError on a
+        model whose entries cannot be evicted.
         """
         if self.engine.only_whole is not None:
             raise RequestError(f"no scorer runs on {self.engine.name}: {self.engine.only_whole}")
-        return dataclasses.replace(self.recording.signals(self.state), artifact=self.engine.artifact)
+        signals = self.recording.signals(self.state)
+        if getattr(scorer, "needs_artifact", False):
+            signals = dataclasses.replace(signals, artifact=self.engine.artifact)
+        return signals
 
-    @property
-    def _tables(self) -> Tables | None:
-        return None if self.engine.artifact is None else self.engine.artifact.tables
+    def _tables(self, rule: object) -> Tables | None:
+        """What was measured of the model, for an allocation that needs it."""
+        if not hasattr(rule, "needs_table") or self.engine.artifact is None:
+            return None
+        return self.engine.artifact.tables
 
     @_alone
     def append(self, text: str | Sequence[int], *, chunk: int = 512) -> None:
@@ -160,7 +166,8 @@ class Session:
             return self._child(state.copy(self.engine.growth), policy, 0.0, start)
         ranking, score_s = self._ranked(policy, prefix)
         start = time.perf_counter()
-        budget = make_budget(policy.allocation_rule, per_head, ranking.body, self.engine.geometry, self._tables)
+        rule = policy.allocation_rule
+        budget = make_budget(rule, per_head, ranking.body, self.engine.geometry, self._tables(rule))
         if policy.unit == "page":
             budget = snap(budget, ranking, policy.page_size)
         child = state.compacted(take(ranking, budget), self.engine.growth)
@@ -187,7 +194,7 @@ class Session:
                 f"protect={prefix} is more than the context's {state.logical_length} tokens; protect fewer"
             )
         rule = policy.allocation_rule
-        check_allocation(rule, limit_bytes=policy.bytes, n_body=n_body, geometry=geometry, tables=self._tables)
+        check_allocation(rule, limit_bytes=policy.bytes, n_body=n_body, geometry=geometry, tables=self._tables(rule))
         if isinstance(rule, tuple):
             return prefix, None
         per_head = entries_per_head(
@@ -284,8 +291,8 @@ class Session:
         key = (policy.scorer_method, prefix, unit)
         if key not in self._rankings:
             start = time.perf_counter()
-            signals = self.signals()
-            method = for_model(policy.scorer_method, self.engine.artifact)
+            method = for_model(policy.scorer_method, self.engine)
+            signals = self.signals(method)
             if has_probe(method):
                 scores = score_by_probe(method, self, prefix)
             else:

@@ -205,7 +205,7 @@ def _context(
 def _prefill(plan: Plan, context: Context, progress: Progress) -> Session:
     from wakesight.engines.recording import needs
 
-    wanted = [needs(arm.policy.scorer_method, plan.engine.artifact) for arm in plan.arms if arm.policy is not None]
+    wanted = [needs(arm.policy.scorer_method, plan.engine) for arm in plan.arms if arm.policy is not None]
     record = sorted({name for each in wanted for name in each["record"]})
     window = max((each["query_window"] for each in wanted), default=64)
     start = time.perf_counter()

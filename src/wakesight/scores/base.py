@@ -80,11 +80,18 @@ def has_probe(scorer: object) -> TypeGuard[ProbeScorer]:
 AnyScorer = Scorer | ProbeScorer
 
 
-def for_model(scorer: AnyScorer, artifact: Any) -> AnyScorer:
+class HasArtifact(Protocol):
+    """An engine, as far as scorers know one: what was learned about its model is read when somebody needs it."""
+
+    @property
+    def artifact(self) -> Any: ...
+
+
+def for_model(scorer: AnyScorer, engine: HasArtifact | None) -> AnyScorer:
     """The scorer as it runs on one model: a method whose signals depend on what was fitted for the model has
     `resolved(artifact)`, which says which; RequestError where it cannot run there."""
     resolved: Callable[[Any], AnyScorer] | None = getattr(scorer, "resolved", None)
-    return scorer if resolved is None else resolved(artifact)
+    return scorer if resolved is None else resolved(engine and engine.artifact)
 
 
 def reads_of(scorer: AnyScorer) -> tuple[str, ...]:

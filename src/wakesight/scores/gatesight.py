@@ -28,6 +28,7 @@ class GateSight:
 
     reader: str = "signals"
     natural_allocation: ClassVar[str] = "gate"
+    needs_artifact: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         reader_parts(self.reader)

@@ -45,6 +45,7 @@ class TriAttention:
     reach: int = 65_536
     reads: ClassVar[tuple[str, ...]] = ("keys",)
     natural_allocation: ClassVar[str] = "flat"
+    needs_artifact: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         one_of("triattention aggregate", self.aggregate, get_args(Aggregate))

@@ -54,10 +54,10 @@ def scores_of(session: Session, scorer: Any) -> Scores:
     """What `scorer` gives on a session, by itself or by a second pass, as `compact` would get it."""
     from wakesight.engines.probe import score_by_probe
 
-    method = for_model(scorer, session.engine.artifact)
+    method = for_model(scorer, session.engine)
     if has_probe(method):
         return score_by_probe(method, session)
-    return score(method, session.signals(), session.engine.geometry.kv_heads)  # type: ignore[arg-type]
+    return score(method, session.signals(method), session.engine.geometry.kv_heads)  # type: ignore[arg-type]
 
 
 def _table(kv_heads: tuple[int, ...], noise: torch.Generator) -> Table:

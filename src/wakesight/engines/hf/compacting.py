@@ -201,7 +201,7 @@ def _read(
     engine: HFEngine, policy: Policy, chunk: int, run: Compacting, forward: Any, tokens: tuple[int, ...], context: int
 ) -> tuple[SessionCache, Any]:
     """A cache that holds the compacted context and the whole question, and the model's output for the last token."""
-    prefill = functools.partial(engine.prefill, chunk=chunk, **needs(policy.scorer_method, engine.artifact))
+    prefill = functools.partial(engine.prefill, chunk=chunk, **needs(policy.scorer_method, engine))
     question = tokens[context:]
     if question or context == 1:
         whole, output = prefill(tokens[:context]), None

@@ -155,7 +155,7 @@ class HFEngine:
         if not isinstance(instruction, (str, type(None))):
             raise RequestError(f"instruction must be a text, not {shown(instruction)}; leave it out for none")
         query_window = whole_number(query_window, "query_window", 1, usual=WINDOW)
-        wanted = wanted_signals(record, self.artifact)
+        wanted = wanted_signals(record, self)
         self._check_record(wanted)
         frame, context = self._tokens(text, instruction, chat)
         if not context:
