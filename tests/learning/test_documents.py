@@ -155,3 +155,8 @@ def _stand_in(rows):
             yield Batch()
 
     return types.SimpleNamespace(ParquetFile=ParquetFile)
+
+
+def test_a_row_may_bring_the_instruction_before_it(tmp_path):
+    (tmp_path / "x.jsonl").write_text(json.dumps({"text": "one", "instruction": "Read this."}) + "\n")
+    assert read(tmp_path) == [Document("x.jsonl:1", "x", "one", instruction="Read this.")]

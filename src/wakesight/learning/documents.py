@@ -24,19 +24,21 @@ BENCHMARKS = re.compile(
 class Document:
     """One text. id: unique among the documents read together. corpus: the kind of text it stands for.
 
-    ids: its tokens, once `fitted` has encoded and cut it; before that ().
+    ids: its tokens, once `fitted` has encoded and cut it; before that (). instruction: what stands before it, if it
+    has words of its own there.
     """
 
     id: str
     corpus: str
     text: str
     ids: tuple[int, ...] = ()
+    instruction: str | None = None
 
 
 def read_documents(source: Path, *, drop_benchmarks: bool = True) -> Iterator[Document]:
     """Every document of a file or of a folder with its subfolders, in the order of paths and lines.
 
-    A .jsonl line or .parquet row has `text`, and may have `corpus` and `id`. Without them the corpus is the name of
+    A .jsonl line or .parquet row has `text`, and may have `corpus`, `id` and `instruction`. Without them the corpus is the name of
     the folder below `source`, or the file's stem where there is none, and the id is path:row. A .txt file is one
     document. drop_benchmarks: leave out texts that name a long-context benchmark (GateSight, section on data).
 
@@ -101,12 +103,12 @@ def _document(row: Any, default_id: str, default_corpus: str, place: str) -> Doc
     if not isinstance(row, dict) or not isinstance(row.get("text"), str):
         raise RequestError(f"{place} has no text; every row needs a field 'text' that holds one")
     names = {}
-    for name, default in (("id", default_id), ("corpus", default_corpus)):
+    for name, default in (("id", default_id), ("corpus", default_corpus), ("instruction", "")):
         value = row.get(name)
         if value is not None and (isinstance(value, bool) or not isinstance(value, (str, int))):
             raise RequestError(f"{place} has a field {name!r} that is no text; write a text, or leave it out")
         names[name] = default if value is None or value == "" else str(value)
-    return Document(names["id"], names["corpus"], row["text"])
+    return Document(names["id"], names["corpus"], row["text"], instruction=names["instruction"] or None)
 
 
 def _text(file: Path) -> str:
@@ -143,7 +145,7 @@ def _parquet_rows(file: Path) -> Iterator[tuple[int, Any]]:
         ) from None
     try:
         table = parquet.ParquetFile(file)
-        columns = [name for name in ("text", "corpus", "id") if name in table.schema_arrow.names]
+        columns = [name for name in ("text", "corpus", "id", "instruction") if name in table.schema_arrow.names]
         number = 0
         for batch in table.iter_batches(batch_size=256, columns=columns):
             for row in batch.to_pylist():

@@ -33,7 +33,8 @@ TOLERANCE = 0.05  # relative L2 error of recomputed attention outputs. Source: G
 class Settings:
     """How documents are labelled; labels made by different settings do not belong into one folder.
 
-    continuations, tokens: how many and how long at most. instruction, chat: as for `prefill`.
+    continuations, tokens: how many and how long at most. instruction, chat: as for `prefill`; a document's own
+    instruction comes first.
     reply: continuations are replies, behind the end of the user's turn; after: or they follow this text (its control
     tokens mean what they say). Neither: they go on where the document ends. past_end: they also go on behind the end
     of a turn, for models that write further turns of a conversation themselves.
@@ -161,7 +162,7 @@ def labelled(
     Raises RequestError for a document without tokens or with too many, and WorkError if the recomputed attention
     differs from the model's own, or the model has nothing to say.
     """
-    frame = engine.frame(settings.instruction, settings.chat)
+    frame = engine.frame(document.instruction or settings.instruction, settings.chat)
     body = document.ids or tuple(engine.encode(document.text))
     ids = (*frame.head, *body)
     if not body or len(ids) < 2:

@@ -1,0 +1,1 @@
+"""Trains the bundled hybrid model: python -m training.train."""
