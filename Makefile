@@ -39,8 +39,8 @@ $(OLDEST)/.installed: pyproject.toml constraints-oldest.txt
 	touch $@
 
 check: install
-	$(BIN)/ruff check src tests benchmarks docs
-	$(BIN)/ruff format --check src tests benchmarks docs
+	$(BIN)/ruff check src tests benchmarks training docs
+	$(BIN)/ruff format --check src tests benchmarks training docs
 	$(BIN)/mypy
 
 bench: install

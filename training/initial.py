@@ -221,7 +221,7 @@ def _shifting(mixer: Any, shape: Shape, part: Roles, index: int, sketch: Tensor,
 
 
 def _remembering(mixer: Any, part: Roles, rng: torch.Generator) -> None:
-    """One head forgets within a token, the others within 8 to 2,000 tokens."""
+    """One head forgets within a token, one within a few (longer strings of words), the others within 8 to 2,000."""
     _same_queries_and_keys(mixer, rng, spread=0.2)
     _gates(mixer, part, rng)
     taps = mixer.conv1d.weight[2 * mixer.key_dim :]
@@ -230,6 +230,7 @@ def _remembering(mixer: Any, part: Roles, rng: torch.Generator) -> None:
     spread = torch.rand(mixer.num_v_heads, generator=rng)
     half_lives = torch.exp(math.log(8) + spread * (math.log(2000) - math.log(8)))
     half_lives[0] = 0.3
+    half_lives[1] = 1.5 + 4.5 * float(torch.rand(1, generator=rng))
     mixer.A_log.fill_(0.0)
     mixer.dt_bias.copy_(torch.log(torch.expm1(math.log(2) / half_lives)))
 

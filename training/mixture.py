@@ -34,9 +34,9 @@ ANSWER_WEIGHT = MappingProxyType(
 WARM_UP = ("echo", "pairs")
 SHARES = MappingProxyType(
     {
-        "closed_keyvalue": 0.13, "closed_dense": 0.12, "closed_multikey": 0.11, "closed_single": 0.05,
-        "closed_multivalue": 0.13, "closed_multiquery": 0.07, "closed_tracking": 0.13, "closed_copy": 0.06,
-        "closed_labels": 0.04, "closed_cwe": 0.03, "closed_fwe": 0.03, "closed_repeat": 0.04, "whole": 0.05,
+        "closed_keyvalue": 0.12, "closed_dense": 0.11, "closed_multikey": 0.10, "closed_single": 0.05,
+        "closed_multivalue": 0.13, "closed_multiquery": 0.06, "closed_tracking": 0.13, "closed_copy": 0.05,
+        "closed_labels": 0.04, "closed_cwe": 0.03, "closed_fwe": 0.03, "closed_repeat": 0.06, "whole": 0.08,
         "story": 0.01, "echo": 0.0, "pairs": 0.0,
     }
 )  # fmt: skip

@@ -72,7 +72,7 @@ class _WithSuiteOptions(click.Command):
 @shared_options
 @click.pass_context
 def command(ctx: click.Context, /, out: str | None, resume: bool, as_json: bool, **arguments: Any) -> None:
-    """Run SUITE (ruler, scbench, longbench, niah, recall, reasoning, fidelity) under every arm and the whole cache.
+    """Run SUITE (ruler, scbench, longbench, niah, recall, reasoning, fidelity, closed) under every arm and uncut.
 
     One prefill and one scoring per context serve all arms; no scorer sees a question. A stopped run goes on with
     --resume. A recipe does the same as the flags, and flags beside it win.

@@ -16,4 +16,3 @@ def reason_to_skip(error: Exception, work: str) -> str:
             torch.cuda.empty_cache()  # what the failed attempt held must not fail the next item too
         return f"out of memory in {work}"
     raise error
-

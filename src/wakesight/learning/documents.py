@@ -38,9 +38,9 @@ class Document:
 def read_documents(source: Path, *, drop_benchmarks: bool = True) -> Iterator[Document]:
     """Every document of a file or of a folder with its subfolders, in the order of paths and lines.
 
-    A .jsonl line or .parquet row has `text`, and may have `corpus`, `id` and `instruction`. Without them the corpus is the name of
-    the folder below `source`, or the file's stem where there is none, and the id is path:row. A .txt file is one
-    document. drop_benchmarks: leave out texts that name a long-context benchmark (GateSight, section on data).
+    A .jsonl line or .parquet row has `text`, and may have `corpus`, `id` and `instruction`. Without them the corpus is
+    the name of the folder below `source`, or the file's stem where there is none, and the id is path:row. A .txt file
+    is one document. drop_benchmarks: leave out texts that name a long-context benchmark (GateSight, section on data).
 
     Raises RequestError for a missing source, one without such files, a broken row, an id that occurs twice, and a
     parquet file without the package that reads it. What is wrong in a file shows when it is reached.

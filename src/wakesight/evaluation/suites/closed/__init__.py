@@ -7,7 +7,7 @@
     closed_multiquery two keys in one question        closed_repeat    the context again, from a given place on
     closed_keyvalue   pairs of codes                  closed_tracking  chains of variables
 
-Takes SuiteOptions (`extra`: questions, at most so many about one context, default 4); gives Contexts. The texts are
+Takes SuiteOptions (`extra`: see OPTIONS); gives Contexts. The texts are
 words joined by single spaces; any model can be asked, but only the bundled one was trained on this language. Answers
 are graded by containment, an answer of several parts by its share of them, in any order. Texts and lists are ours.
 """
@@ -21,20 +21,19 @@ from wakesight.errors import RequestError
 from wakesight.evaluation.items import Context, Question, SuiteOptions
 from wakesight.evaluation.suites.closed import tasks
 from wakesight.evaluation.suites.closed.tasks import TASKS
-from wakesight.evaluation.suites.sizing import largest, room
+from wakesight.evaluation.suites.sizing import RESERVE, largest, room
 from wakesight.evaluation.suites.table import pick
 
-__all__ = ["TASKS", "contexts"]
+__all__ = ["OPTIONS", "TASKS", "contexts"]
 
 QUESTIONS = 4
+OPTIONS = {"questions": f"most questions about one context ({QUESTIONS})", "reserve": RESERVE}
 SPARE = 4  # tokens of the chat template, and of the end of the answer
 
 
 def contexts(options: SuiteOptions) -> Iterator[Context]:
     """Raises RequestError for an unknown task, a bad number of questions or a length too short."""
-    questions = int(options.extra.get("questions", QUESTIONS))
-    if questions < 1:
-        raise RequestError(f"questions={questions}; a context needs at least 1")
+    questions = options.whole("questions", QUESTIONS, 1)
     for task in pick(TASKS, options):
         for index in range(options.items):
             yield _context(task, index, options, questions)

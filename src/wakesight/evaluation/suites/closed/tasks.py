@@ -40,7 +40,7 @@ class Item:
 
 
 Maker = Callable[[random.Random, int], Item]
-SENTENCE = 9  # words of the longest filler sentence
+SENTENCE = 9  # words of the longest filler sentence and of the longest single needle
 REMEMBER = ("remember", "the", "text", ".")
 
 
@@ -95,45 +95,52 @@ def _lookup(kind: str, key: Key, value: Words) -> Asked:
 
 
 class Filler:
-    """An endless row of sentences about few things, never about a key; `avoid` also holds words not to be used."""
+    """An endless row of sentences, never about a key; `avoid` holds words not to be used.
+
+    A quarter of them have the very form of a needle but for two small words ("number of ... was ..."), and the others
+    end in numbers, codes, words, names and labels too; things are drawn from as many words as keys are.
+    """
 
     def __init__(self, rng: random.Random, keys: Iterable[Key] = (), avoid: Iterable[str] = ()) -> None:
         self.rng = rng
         self.keys = tuple(keys)
         banned = set(avoid)
-        some = [key for key in self.keys if not set(key) & banned][:4]
-        self.nouns = [*rng.sample([n for n in v.NOUNS if n not in banned], 10), *(noun for _, noun in some)]
-        self.adjectives = [*rng.sample(v.ADJECTIVES, 6), *(adjective for adjective, _ in some)]
-        self.verbs = rng.sample(v.VERBS, 5)
+        self.nouns = [*rng.sample([n for n in v.NOUNS if n not in banned], 40), *(noun for _, noun in self.keys[:6])]
+        self.adjectives = [*rng.sample(v.ADJECTIVES, 20), *(adjective for adjective, _ in self.keys[:6])]
+        self.verbs = rng.sample(v.VERBS, 8)
         self.variables = [variable for variable in v.VARIABLES if variable not in banned]
         self.subject = rng.choice(self.nouns)
 
     def sentence(self) -> Words:
-        """3 of 10 without a value, the others end in a number, a code, a word, names or a label."""
         rng = self.rng
         form = rng.randrange(20)
+        if form < 5:
+            kind = _kind(rng)
+            return (kind, "of", *self._pair(), "was", *_value(rng, kind, long=rng.random() < 0.8), ".")
+        self.subject = rng.choice((self.subject, rng.choice(self.nouns)))
         start = self._thing()
-        if form < 6:
+        if form < 9:
             middle: Words = (rng.choice(self.verbs), "the", *self._thing())
-            self.subject = middle[-1]
-        elif form < 11:
+        elif form < 12:
             middle = (rng.choice(v.HOLDING), *_digits(rng, rng.choice((2, 3, 3))))
         elif form < 14:
             middle = (rng.choice(v.HOLDING), *rng.sample(v.CODES, 2))
         elif form < 16:
             middle = (rng.choice(v.HOLDING), *rng.sample(self.nouns, 2))
         elif form < 18:
-            middle = ("uses", *rng.sample(self.variables, 1), "and", *rng.sample(self.variables, 1))
+            middle = ("uses", rng.choice(self.variables), "and", rng.choice(self.variables))
         else:
             middle = ("is", rng.choice(v.LABELS))
-        self.subject = rng.choice((self.subject, rng.choice(self.nouns)))
         return ("the", *start, *middle, ".")
 
     def _thing(self) -> Words:
-        if self.rng.random() < 0.4:
-            return (self.subject,)
-        key = (self.rng.choice(self.adjectives), self.subject)
-        return (self.subject,) if key in self.keys else key
+        return (self.subject,) if self.rng.random() < 0.4 else self._pair(self.subject)
+
+    def _pair(self, noun: str | None = None) -> Key:
+        while True:
+            pair = self.rng.choice(self.adjectives), noun or self.rng.choice(self.nouns)
+            if pair not in self.keys:
+                return pair
 
 
 def _woven(
