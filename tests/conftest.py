@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TRANSFORMERS_VERBOSITY"] = "error"
@@ -14,6 +15,7 @@ from wakesight.engines.hf.engine import HFEngine
 from wakesight.testing import tiny
 
 torch.set_num_threads(1)  # tiny tensors gain nothing from more, and lose much when cores are shared
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job starts with Ctrl-C ignored
 
 
 @pytest.fixture(autouse=True)
