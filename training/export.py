@@ -18,6 +18,8 @@ import torch
 from training import evaluate, tokenizer
 from training.train import Counters, Settings
 from wakesight.errors import RequestError
+from wakesight.evaluation.suites.closed import tasks
+from wakesight.models import requests
 
 CARD = """# tiny-hybrid
 
@@ -65,6 +67,8 @@ def export(folder: Path, out: Path, rows: Sequence[dict[str, Any]]) -> None:
     tokenizer.save(new, model.config.max_position_embeddings)
     (new / "README.md").write_text(card(model, settings, counters, rows))
     (new / "eval.json").write_text(json.dumps(list(rows), indent=1))
+    words = {"repeat_all": tasks.WHOLE, "repeat_from": tasks.PART, "repeat_end": (".",)}
+    (new / requests.FILE).write_text(json.dumps({name: " ".join(said) for name, said in words.items()}, indent=1))
     shutil.rmtree(out, ignore_errors=True)
     new.rename(out)
 

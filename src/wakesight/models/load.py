@@ -18,6 +18,7 @@ from wakesight.arguments import shown
 from wakesight.errors import RequestError
 from wakesight.models.converted import converted
 from wakesight.models.families import Family, family_of
+from wakesight.models.requests import RepeatWords, read_words
 from wakesight.registry import did_you_mean
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -63,7 +64,8 @@ DATA = Path(__file__).parent.parent / "data"
 class LoadedModel:
     """A transformers model in eval mode, its tokenizer (None for models without one) and its family.
 
-    artifact: the folder of its own estimator and tables, None where it has none.
+    artifact: the folder of its own estimator and tables, None where it has none. repeat: the words it knows a request
+    to repeat by, None for English.
     """
 
     name: str
@@ -71,6 +73,7 @@ class LoadedModel:
     tokenizer: Any
     family: Family
     artifact: Path | None = None
+    repeat: RepeatWords | None = None
 
 
 def load_model(
@@ -102,7 +105,7 @@ def load_model(
         if tokenizer is None:
             tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **keywords)
         model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=number_type or "auto", **keywords)
-    return LoadedModel(name, model.to(place).eval(), tokenizer, family, _artifact(name))
+    return LoadedModel(name, model.to(place).eval(), tokenizer, family, _artifact(name), read_words(Path(folder)))
 
 
 def _artifact(name: str) -> Path | None:

@@ -90,6 +90,8 @@ class HFEngine:
         self.pool = pool or Pool()
         self.only_whole = loaded.family.only_whole
         self.repeat_instruction: Instruction | None = None
+        if loaded.repeat is not None:
+            self.repeat_instruction = functools.partial(loaded.repeat.ids, self.encode)
         self._latent = compat.is_latent(self.model.config)
         self._stepwise = loaded.family.one_at_a_time is not None
         self._rope_switch = compat.rope_switch(self.model.config)
