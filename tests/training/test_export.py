@@ -1,0 +1,64 @@
+"""What comes after a training: an evaluation, curves, and a model folder that the engine loads and KVzip can ask."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from training import evaluate, export, kernels, plots, train
+from wakesight.engines.hf.engine import load
+from wakesight.errors import RequestError
+from wakesight.evaluation.suites.closed import tasks
+from wakesight.policy import Policy
+
+pytestmark = pytest.mark.skipif(kernels.compiler() is None, reason="training needs a C++ compiler")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("training") / "run"
+    settings = train.Settings(layers=4, hidden=64, intermediate=64, batch=128, tokens=400, lengths=(64,), latest=())
+    with torch.enable_grad():
+        train.run(train.Training(path, settings), log_every=0.0)
+    return path
+
+
+@pytest.fixture(scope="module")
+def exported(folder, tmp_path_factory):
+    rows = evaluate.table(evaluate.load(folder), (96,), 1, 0)
+    out = tmp_path_factory.mktemp("exported") / "model"
+    export.export(folder, out, rows)
+    return out
+
+
+def test_the_evaluation_has_a_row_per_task_and_the_card_shows_it(exported):
+    rows = json.loads((exported / "eval.json").read_text())
+    assert {row["task"] for row in rows} == set(tasks.TASKS)
+    assert all(0 <= row["forced"] <= 1 and len(row["closed"]) == 1 for row in rows)
+    card = (exported / "README.md").read_text()
+    assert all(f"| {task} | 96 |" in card for task in tasks.TASKS)
+
+
+def test_the_folder_loads_and_its_words_reach_kvzip(exported):
+    engine = load(exported)
+    assert engine.decode(engine.repeat_instruction(None)) == " ".join(tasks.WHOLE)
+    assert engine.decode(engine.repeat_instruction(engine.encode("the otter"))).endswith("starting with the otter .")
+    with engine.prefill("the otter is near the heron . " * 8, instruction="remember the text .") as doc:
+        child = doc.compact(Policy(scorer="kvzip", allocation="global", keep=0.5))
+        assert child.stats.kv_bytes_freed > 0
+    with pytest.raises(RequestError, match="not 'zebra'"):
+        engine.prefill("the zebra is near")
+
+
+def test_a_folder_that_is_no_model_is_not_overwritten(folder, tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(RequestError, match="no model folder"):
+        export.export(folder, tmp_path, [])
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+def test_curves_are_drawn(folder, tmp_path):
+    plots.curves([folder], tmp_path / "curves.png")
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
