@@ -11,15 +11,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strategies import flags, rows
+from strategies import flags, kept, rows
 from wakesight.budget.ada import Ada
 from wakesight.budget.base import Body, BudgetRequest
 from wakesight.budget.best import count_best, count_recent
 from wakesight.budget.pooled import Global
 from wakesight.budget.table import allocation
-from wakesight.core import Budget, Scores
+from wakesight.core import Scores
 from wakesight.errors import RequestError
-from wakesight.selection.topk import rank, take
 
 LAWS = settings(deadline=None, derandomize=True, max_examples=150)
 ALPHAS = st.one_of(st.sampled_from([0, 0.2, 0.5, 1]), st.floats(0, 1))
@@ -100,17 +99,6 @@ def poured(weights: list[Fraction], total: int, room: list[int]) -> list[int]:
 
 def as_lists(counts) -> list[list[int]]:
     return [list(heads) for heads in counts]
-
-
-def kept(scores: Scores, prefix: int, held, counts) -> set[tuple[int, int, int]]:
-    chosen = take(rank(scores, prefix, held), Budget(counts)).positions
-    return {
-        (layer, head, position)
-        for layer, heads in enumerate(chosen)
-        for head, positions in enumerate(heads)
-        for position in positions.tolist()
-        if position >= prefix
-    }
 
 
 @given(contexts())

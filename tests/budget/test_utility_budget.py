@@ -11,16 +11,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strategies import flags, rows
+from strategies import flags, kept, rows
 from wakesight.budget.base import Body, BudgetRequest
 from wakesight.budget.pooled import Global
 from wakesight.budget.resolve import make_budget
 from wakesight.budget.table import allocation, allocation_spec
 from wakesight.budget.utility_global import UtilityGlobal
 from wakesight.budget.utility_layer import UtilityLayer
-from wakesight.core import Budget, LayerIndex, ModelGeometry, Scores, Tables
+from wakesight.core import LayerIndex, ModelGeometry, Scores, Tables
 from wakesight.errors import RequestError
-from wakesight.selection.topk import rank, take
 
 LAWS = settings(deadline=None, derandomize=True, max_examples=150)
 VALUES = st.one_of(st.sampled_from([0.0, 0.25, 0.5, 1.0]), st.floats(0, 1, width=16))
@@ -60,17 +59,6 @@ def best(scores: Scores, prefix: int, held, request: BudgetRequest) -> set[tuple
     forced, free = sorted(forced), sorted(free)
     order = [(layer, head, -i) for i, layer, head in forced] + [(layer, head, i) for _, layer, head, _, i in free]
     return set(order[: request.per_head * sum(layer.shape[0] for layer in scores.layers)])
-
-
-def kept(scores: Scores, prefix: int, held, counts) -> set[tuple[int, int, int]]:
-    chosen = take(rank(scores, prefix, held), Budget(counts)).positions
-    return {
-        (layer, head, i)
-        for layer, heads in enumerate(chosen)
-        for head, positions in enumerate(heads)
-        for i in positions.tolist()
-        if i >= prefix
-    }
 
 
 @given(contexts())
