@@ -97,8 +97,9 @@ def _lookup(kind: str, key: Key, value: Words) -> Asked:
 class Filler:
     """An endless row of sentences, never about a key; `avoid` holds words not to be used.
 
-    A quarter of them have the very form of a needle but for two small words ("number of ... was ..."), and the others
-    end in numbers, codes, words, names and labels too; things are drawn from as many words as keys are.
+    A third of them differ from a needle in one small word ("number for ... was ...", "number of ... is ..."), so that
+    every word of a needle is common, and the others end in numbers, codes, words, names and labels too; things are
+    drawn from as many words as keys are.
     """
 
     def __init__(self, rng: random.Random, keys: Iterable[Key] = (), avoid: Iterable[str] = ()) -> None:
@@ -114,20 +115,21 @@ class Filler:
     def sentence(self) -> Words:
         rng = self.rng
         form = rng.randrange(20)
-        if form < 5:
+        if form < 7:
             kind = _kind(rng)
-            return (kind, "of", *self._pair(), "was", *_value(rng, kind, long=rng.random() < 0.8), ".")
+            small = ("for", "was") if form < 4 else ("of", "is")
+            return (kind, small[0], *self._pair(), small[1], *_value(rng, kind, long=rng.random() < 0.8), ".")
         self.subject = rng.choice((self.subject, rng.choice(self.nouns)))
         start = self._thing()
-        if form < 9:
+        if form < 10:
             middle: Words = (rng.choice(self.verbs), "the", *self._thing())
-        elif form < 12:
+        elif form < 13:
             middle = (rng.choice(v.HOLDING), *_digits(rng, rng.choice((2, 3, 3))))
-        elif form < 14:
+        elif form < 15:
             middle = (rng.choice(v.HOLDING), *rng.sample(v.CODES, 2))
-        elif form < 16:
+        elif form < 17:
             middle = (rng.choice(v.HOLDING), *rng.sample(self.nouns, 2))
-        elif form < 18:
+        elif form < 19:
             middle = ("uses", rng.choice(self.variables), "and", rng.choice(self.variables))
         else:
             middle = ("is", rng.choice(v.LABELS))
@@ -268,9 +270,9 @@ def _joined(rows: Iterable[Words]) -> tuple[Words, tuple[tuple[int, int], ...]]:
 
 
 def tracking(rng: random.Random, size: int) -> Item:
-    """Which variables have this value, through chains of assignments in filler."""
+    """Which variables a value went to, through chains of moves in filler."""
     chains = rng.randint(1, max(1, min(6, size // 60)))
-    hops = rng.randint(2, 4)
+    hops = 3
     names = rng.sample(v.VARIABLES, chains * hops)
     numbers: dict[Words, None] = {}
     while len(numbers) < chains:
@@ -278,15 +280,19 @@ def tracking(rng: random.Random, size: int) -> Item:
     rows: list[list[Words]] = []
     for chain, number in enumerate(numbers):
         mine = names[chain * hops : (chain + 1) * hops]
-        rows.append([(mine[0], "=", *number, "."), *((b, "=", a, ".") for a, b in pairwise(mine))])
+        rows.append([(*number, "to", mine[0], "."), *((a, "to", b, ".") for a, b in pairwise(mine))])
     order = [chain for chain in range(chains) for _ in range(hops)]
     rng.shuffle(order)
     words, spans = _woven(rng, Filler(rng, avoid=names), [rows[chain].pop(0) for chain in order], size)
     asked = [
-        Asked(("ask", "variables", "=", *number, "?"), (), tuple(mine), tuple(mine))
+        Asked(("ask", "variables", "from", *number, "?"), (*number, "to"), _chain(mine), tuple(mine))
         for number, mine in zip(numbers, (names[c * hops : (c + 1) * hops] for c in range(chains)), strict=True)
     ]
     return Item("closed_tracking", ("remember", "the", "variables", "."), words, _shuffled(rng, asked), tuple(spans))
+
+
+def _chain(names: Sequence[str]) -> Words:
+    return tuple(word for name in names for word in ("to", name))[1:]
 
 
 def copy(rng: random.Random, size: int) -> Item:
@@ -367,9 +373,9 @@ def repeat(rng: random.Random, size: int) -> Item:
 
 
 def repeated_part(words: Words, start: int, length: int) -> Asked:
-    """The question for `length` words of a context behind the eight from `start` on."""
-    answer = words[start + GIVEN : start + GIVEN + length]
-    return Asked((*PART, *words[start : start + GIVEN], "."), (), answer, (" ".join(answer),))
+    """The question for `length` words of a context behind the eight from `start` on, which begin the reply too."""
+    given, answer = words[start : start + GIVEN], words[start + GIVEN : start + GIVEN + length]
+    return Asked((*PART, *given, "."), given, answer, (" ".join(answer),))
 
 
 def _once(words: Words, part: Words) -> bool:
