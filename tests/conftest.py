@@ -42,3 +42,11 @@ def smollm2() -> HFEngine:
         return load("smollm2")
     finally:
         torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def tiny_hybrid() -> HFEngine:
+    """The hybrid that comes with the package."""
+    from wakesight.engines.hf.engine import load
+
+    return load("tiny-hybrid")

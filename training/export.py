@@ -20,6 +20,7 @@ from training.train import Counters, Settings
 from wakesight.errors import RequestError
 from wakesight.evaluation.suites.closed import tasks
 from wakesight.models import requests
+from wakesight.models.load import ARTIFACT
 
 CARD = """# tiny-hybrid
 
@@ -69,6 +70,10 @@ def export(folder: Path, out: Path, rows: Sequence[dict[str, Any]]) -> None:
     (new / "eval.json").write_text(json.dumps(list(rows), indent=1))
     words = {"repeat_all": tasks.WHOLE, "repeat_from": tasks.PART, "repeat_end": (".",)}
     (new / requests.FILE).write_text(json.dumps({name: " ".join(said) for name, said in words.items()}, indent=1))
+    for file in new.iterdir():
+        file.chmod(0o644)  # transformers writes weights for their owner only
+    if (out / ARTIFACT).is_dir():  # fitted on these weights or refused; not for us to throw away
+        (out / ARTIFACT).rename(new / ARTIFACT)
     shutil.rmtree(out, ignore_errors=True)
     new.rename(out)
 

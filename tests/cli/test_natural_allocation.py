@@ -1,4 +1,4 @@
-"""Without --allocation every command takes the one that suits the scorer; what was typed wins."""
+"""Without --scorer and --allocation every command takes those that suit model and scorer; what was typed wins."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ def policy_of(capsys, tmp_path, model: str, *words: str) -> dict:
 @pytest.mark.parametrize(
     ("words", "allocation"),
     [
-        ((), "flat"),
+        ((), "utility_global"),
+        (("--scorer", "keydiff"), "flat"),
         (("--scorer", "kvzip"), "global"),
         (("--scorer", "triattention"), "flat"),
         (("--scorer", "gatesight"), "gate"),
@@ -68,6 +69,50 @@ def test_a_model_without_an_artifact_is_refused_in_a_sentence(capsys, tmp_path, 
     assert out == ""
     assert sentence in err
     assert err.count("\n") == 1
+
+
+@pytest.fixture(scope="module", params=["gatesight+", "gatesight", "keydiff"])
+def own(request, tmp_path_factory) -> tuple[str, str]:
+    """A model folder whose artifact holds the readers that one scorer needs, and that scorer."""
+    folder = tiny.save("qwen3_5", tmp_path_factory.mktemp("own"))
+    whole = random_artifact(load(str(folder)))
+    names = {"gatesight+": ("signals", "signals+keys"), "gatesight": ("signals",), "keydiff": ()}[request.param]
+    whole.replaced(readers={name: whole.readers[name] for name in names}).save(folder / ARTIFACT)
+    return str(folder), request.param
+
+
+def test_without_a_scorer_the_models_own_estimator_is_used(capsys, tmp_path, own):
+    folder, expected = own
+    assert policy_of(capsys, tmp_path, folder)["scorer"] == expected
+    assert policy_of(capsys, tmp_path, folder, "--scorer", "snapkv")["scorer"] == "snapkv"
+
+
+def test_a_session_saved_whole_can_be_compacted_by_that_scorer_later(capsys, tmp_path, own):
+    folder, expected = own
+    (tmp_path / "document.txt").write_text(TEXT)
+    saved = str(tmp_path / "document.ws")
+    assert run(["prefill", "--model", folder, "--context", str(tmp_path / "document.txt"), "--save", saved]) == 0
+    capsys.readouterr()
+    words = ("--question", "Who?", "--max-new-tokens", "1", "--keep", "0.5", "--json")
+    assert run(["ask", "--session", saved, *words]) == 0
+    assert json.loads(capsys.readouterr().out)["policy"]["scorer"] == expected
+
+
+def test_eval_writes_down_which_scorer_it_took(tmp_path, own):
+    folder, expected = own
+    words = ["fidelity", "--tasks", "narrative", "--length", "160", "--items", "1", "--option", "continuation=24"]
+    out = tmp_path / "run"
+    assert run(["eval", *words, "--model", folder, "--keep", "0.5", "--out", str(out)]) == 0
+    config = json.loads((out / "config.json").read_text())
+    assert config["defaults"]["methods"] == expected
+    assert any(row["arm"].startswith(f"{expected}/") for row in Records(out).read())
+
+
+def test_a_damaged_artifact_is_named_before_the_model_is_read(capsys, tmp_path, llama):
+    (tmp_path / "document.txt").write_text(TEXT)
+    words = ["--model", llama, "--context", str(tmp_path / "document.txt"), "--question", "Who?"]
+    assert run(["ask", *words, "--artifact", str(tmp_path)]) == 2
+    assert "is no estimator: it has no artifact.json" in capsys.readouterr().err
 
 
 def test_eval(tmp_path, with_artifact):

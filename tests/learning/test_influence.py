@@ -61,17 +61,29 @@ def test_both_forms_equal_real_removal(body, heads, peaky):
     assert relative(body(**case), by_removal(**case)) < 1e-8
 
 
+def random_hybrid():
+    return tiny.engine("qwen3_5", num_attention_heads=6)
+
+
+def bundled_hybrid():
+    from wakesight.engines.hf.engine import load
+
+    return load("tiny-hybrid", dtype=torch.float64)
+
+
+@pytest.mark.parametrize("make", [random_hybrid, bundled_hybrid])
 @pytest.mark.parametrize("body", [influence, influence_reference])
-def test_both_forms_equal_real_removal_in_layers_of_a_model(body):
+def test_both_forms_equal_real_removal_in_layers_of_a_model(body, make):
     """Queries, keys, values and projections as a hybrid's attention modules have them."""
-    engine = tiny.engine("qwen3_5", num_attention_heads=6)
+    engine = make()
     engine.model.double()
     engine = _again(engine)
     session = engine.prefill(tiny.tokens(60))
     rows = engine.follow(session.state, tiny.tokens(5, seed=3))
     for layer, row in enumerate(rows):
         output = engine.output_projection(layer).transpose(0, 1)
-        heads, group = engine.geometry.kv_heads[layer], 6 // engine.geometry.kv_heads[layer]
+        heads = engine.geometry.kv_heads[layer]
+        group = engine.geometry.query_heads // heads
         slots = session.state.slots[layer]
         for head in range(heads):
             mine = slice(head * group, (head + 1) * group)

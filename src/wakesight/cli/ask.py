@@ -19,7 +19,7 @@ from wakesight.cli.common import (
     show_bytes,
 )
 from wakesight.cli.policy import make_policy, policy_options
-from wakesight.cli.sessions import Reading, open_session, read_document, reading_options
+from wakesight.cli.sessions import Reading, model_of, open_session, read_document, reading_options
 from wakesight.errors import RequestError
 
 if TYPE_CHECKING:
@@ -61,7 +61,9 @@ def command(
     """
     if stream and as_json:
         raise RequestError("--stream and --json exclude each other; leave one out")
-    policy = make_policy(default_keep=None if session_file else 0.3, **choices)
+    policy = make_policy(
+        default_keep=None if session_file else 0.3, model=model or model_of(session_file), artifact=artifact, **choices
+    )
     questions = _questions(question_list, questions_file, context)
     if max_new_tokens < 1:
         raise RequestError(f"--max-new-tokens {max_new_tokens} must be at least 1")

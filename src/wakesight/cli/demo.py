@@ -3,47 +3,85 @@
 from __future__ import annotations
 
 import importlib.resources
+import random
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
 
 from wakesight.cli.common import checked_text, model_options, print_json, progress, shared_options, show_bytes
+from wakesight.cli.policy import default_scorer
 from wakesight.policy import Policy
 
 FRACTIONS = (1.0, 0.5, 0.3, 0.1)
-DOCUMENT = "lighthouse.txt"
-# One answer stands late in the document and survives eviction longer, one stands early and is lost sooner.
-QUESTIONS = ("What is the telephone number of the museum?", "What is the archive number of the keeper's diary?")
-CLUES = ("telephone number", "archive number")  # where the document answers; only used to show those passages
+
+
+@dataclass(frozen=True)
+class Demo:
+    """What is read and asked. clues: where the document answers; only used to show those passages."""
+
+    text: str
+    questions: tuple[str, ...]
+    clues: tuple[str, ...]
+    instruction: str | None = None
+
+
+def lighthouse() -> Demo:
+    """A document in English. One answer stands late in it and survives eviction longer, one early is lost sooner."""
+    return Demo(
+        (importlib.resources.files("wakesight") / "data" / "lighthouse.txt").read_text(encoding="utf-8"),
+        ("What is the telephone number of the museum?", "What is the archive number of the keeper's diary?"),
+        ("telephone number", "archive number"),
+    )
+
+
+def closed() -> Demo:
+    """The same in the 512 words of tiny-hybrid: four needles in 900 words that look like them."""
+    from wakesight.evaluation.suites.closed import tasks
+
+    item = tasks.make("closed_multikey", random.Random("demo"), 900)
+    asked = item.asked[:4]
+    return Demo(
+        " ".join(item.words),
+        tuple(" ".join(each.question) for each in asked),
+        tuple(" ".join((*each.prefix, *each.answer)) for each in asked),
+        " ".join(item.instruction),
+    )
 
 
 @click.command("demo")
 @click.option("--model", default="smollm2", show_default=True, help="As for ask.")
-@click.option("--scorer", default="keydiff", show_default=True, help="See wakesight methods.")
-@click.option("--question", "questions", multiple=True, default=QUESTIONS, show_default=True, callback=checked_text)
+@click.option("--scorer", default=None, help="See wakesight methods. Default: as for ask.")
+@click.option(
+    "--question", "given", multiple=True, callback=checked_text, help="Instead of those that suit the document."
+)
 @click.option("--png", default=None, help="Also draw which tokens were kept into this PNG file.")
 @model_options
 @shared_options
 def command(
     model: str,
-    scorer: str,
-    questions: tuple[str, ...],
+    scorer: str | None,
+    given: tuple[str, ...],
     png: str | None,
     device: str | None,
     dtype: str | None,
     as_json: bool,
 ) -> None:
     """Read a bundled document once, then ask the same questions with all, half, 30% and 10% of its KV cache."""
-    policies = [Policy(scorer=scorer, keep=keep) for keep in FRACTIONS]
-    text = (importlib.resources.files("wakesight") / "data" / DOCUMENT).read_text(encoding="utf-8")
+    plain = Policy(scorer=scorer or default_scorer(model))
+    policies = [plain.at(allocation=plain.natural_allocation, keep=keep) for keep in FRACTIONS]
+    demo = closed() if model == "tiny-hybrid" else lighthouse()
+    questions = given or demo.questions
     from wakesight.engines.hf.engine import load
+    from wakesight.engines.recording import needs
     from wakesight.report import kept_map
 
     engine = load(model, device=device, dtype=dtype)
+    wanted = needs(plain.scorer_method, engine)
     with progress("reading") as on_chunk:
-        whole = engine.prefill(text, on_chunk=on_chunk)
+        whole = engine.prefill(demo.text, instruction=demo.instruction, on_chunk=on_chunk, **wanted)
     tokens = whole.stats.logical_length
     rows: list[dict[str, Any]] = []
     arms = {}
@@ -64,11 +102,13 @@ def command(
                 }
             )
     if png:
-        kept_map.picture(arms, tokens, Path(png), f"{engine.name}, {tokens:,} tokens, scorer {scorer}")
+        kept_map.picture(arms, tokens, Path(png), f"{engine.name}, {tokens:,} tokens, scorer {plain.scorer}")
     if as_json:
         print_json({"model": engine.name, "tokens": tokens, "questions": questions, "arms": rows, "png": png})
         return
-    click.echo(f"{engine.name} read {tokens:,} tokens in {whole.prefill_s:.1f} s; scorer {scorer}, one scoring for all")
+    click.echo(
+        f"{engine.name} read {tokens:,} tokens in {whole.prefill_s:.1f} s; scorer {plain.scorer}, one scoring for all"
+    )
     click.echo("".join(f"question {i + 1}: {q}\n" for i, q in enumerate(questions)))
     for row in rows:
         heads = [count for layer in row["kept_entries"] for count in layer]
@@ -80,12 +120,12 @@ def command(
             f"(+ {show_bytes(row['kv_bytes_slack'])} growth slack)\n"
             f"         |{row['strip']}|"
         )
-    _show_passage(engine, whole.tokens, arms, text)
+    _show_passages(engine, whole.tokens, arms, demo)
     if png:
         click.echo(f"picture: {png}")
 
 
-def _show_passage(engine: Any, ids: tuple[int, ...], arms: dict[str, Any], text: str) -> None:
+def _show_passages(engine: Any, ids: tuple[int, ...], arms: dict[str, Any], demo: Demo) -> None:
     """The sentences that hold the answers, every token shaded by how many entries kept it."""
     from rich.console import Console
 
@@ -94,7 +134,8 @@ def _show_passage(engine: Any, ids: tuple[int, ...], arms: dict[str, Any], text:
     pieces = [engine.decode([i]) for i in ids]
     console = Console(file=sys.stdout, highlight=False)
     console.print("\nthe passages with the answers, brighter green = kept by more (layer, head) pairs:")
-    for clue in CLUES:
+    text = demo.text
+    for clue in demo.clues:
         at = len(ids) - len(engine.encode(text)) + len(engine.encode(text[: text.index(clue)]))
         start, stop = max(at - 4, 0), min(at + 16, len(ids))
         for name, kept in arms.items():

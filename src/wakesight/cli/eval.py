@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from wakesight.cli.common import artifact_option, model_options, print_json, read_names, read_shard, shared_options
+from wakesight.cli.policy import default_scorer
 from wakesight.cli.recipe import given, recipe_option
 from wakesight.errors import RequestError
 
@@ -38,7 +39,9 @@ class _WithSuiteOptions(click.Command):
 @click.option("--model", default=None, help="Bundled name (smollm2), model folder, .gguf file or hub id.")
 @click.option("--engine", default="hf", show_default=True, help="What runs the model: hf (transformers).")
 @click.option(
-    "--methods", default="keydiff", show_default=True, help="Scorers, comma-separated; see wakesight methods."
+    "--methods",
+    default=None,
+    help="Scorers, comma-separated; see wakesight methods. Default: as for ask, the model's own estimator or keydiff.",
 )
 @click.option(
     "--allocations", default="natural", show_default=True,
@@ -84,6 +87,8 @@ def command(ctx: click.Context, /, out: str | None, resume: bool, as_json: bool,
     """
     suite, folder = _check(out, arguments)
     arguments["options"] = _settings(arguments["options"])
+    if arguments["methods"] is None:  # the run's config says which one it was
+        arguments["methods"] = default_scorer(arguments["model"], arguments["artifact"])
 
     from wakesight.engines.hf.engine import load
     from wakesight.evaluation.arms import make_arms

@@ -12,6 +12,7 @@ from wakesight.errors import RequestError
 from wakesight.policy import Policy
 
 SIZES = ("keep", "entries", "fit")
+PLAIN = "keydiff"  # needs nothing but keys
 _OPTIONS = (
     click.option("--keep", type=float, default=None, help="Fraction of the entries to keep, 0 < p <= 1."),
     click.option("--entries", type=int, default=None, help="Entries to keep per (layer, KV head) on average."),
@@ -20,7 +21,9 @@ _OPTIONS = (
         help="Memory for KV, growth slack and states (not for what was recorded for scorers): 500MB, 2GiB.",
     ),
     click.option(
-        "--scorer", default="keydiff", show_default=True, help="Which entries matter; see wakesight methods."
+        "--scorer", default=None,
+        help="Which entries matter; see wakesight methods. Default: the model's own estimator if it has one "
+        "(gatesight+ or gatesight), else keydiff.",
     ),
     click.option(
         "--allocation", default=None,
@@ -54,10 +57,25 @@ def _allocation(text: str | None) -> str | tuple[int, ...] | None:
     return tuple(map(int, parts)) if parts and all(part.strip().isdecimal() for part in parts) else text
 
 
-def make_policy(*, default_keep: float | None, **choices: Any) -> Policy | None:
+def default_scorer(model: str | None, artifact: str | None = None) -> str:
+    """What is used where no scorer was asked for: what the model's own artifact, or the given one, allows; or keydiff.
+
+    Raises RequestError for an artifact that is missing or damaged.
+    """
+    from wakesight.estimator.artifact import best_scorer
+    from wakesight.models.load import own_artifact
+
+    folder = artifact or (None if model is None else own_artifact(model))
+    return (None if folder is None else best_scorer(folder)) or PLAIN
+
+
+def make_policy(
+    *, default_keep: float | None, scorer: str | None, model: str | None, artifact: str | None, **choices: Any
+) -> Policy | None:
     """The policy that the choices spell; `default_keep` where no size was given, None where that is None too.
 
-    Raises RequestError for choices that contradict each other, or that mean nothing without a size.
+    scorer: None for `default_scorer` of the model. Raises RequestError for choices that contradict each other, or
+    that mean nothing without a size.
     """
     for flag in ("pages", "attend", "rerank"):
         if choices.pop(flag) is not None:
@@ -72,10 +90,11 @@ def make_policy(*, default_keep: float | None, **choices: Any) -> Policy | None:
     allocation = _allocation(choices.pop("allocation"))
     if not isinstance(allocation, tuple) and all(choices[size] is None for size in ("keep", "entries", "bytes")):
         choices["keep"] = default_keep
-    policy = Policy(**choices)
-    policy = policy.at(allocation=allocation or policy.natural_allocation)
-    if policy.has_size:
-        return policy
-    if policy != Policy():
+    policy = Policy(scorer=scorer or PLAIN, **choices)
+    if policy.has_size or isinstance(allocation, tuple):
+        if scorer is None:
+            policy = policy.at(scorer=default_scorer(model, artifact))
+        return policy.at(allocation=allocation or policy.natural_allocation)
+    if scorer or allocation or policy != Policy():
         raise RequestError("a scorer, allocation, unit or protection needs a size; add --keep, --entries or --fit")
     return None

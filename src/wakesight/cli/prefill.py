@@ -55,7 +55,7 @@ def command(
     wakesight prefill --model smollm2 --context report.txt --save report.ws --keep 0.3
     wakesight ask --session report.ws --question "Who signed it?"
     """
-    policy = make_policy(default_keep=None, **choices)
+    policy = make_policy(default_keep=None, model=model, artifact=artifact, **choices)
     _check_target(Path(save), context)
     reading = Reading(model, context, instruction, no_chat, chunk, device, dtype, artifact)
     with read_document(reading, policy, tuple(name for names in record for name in read_names(names))) as session:

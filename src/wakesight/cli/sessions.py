@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from wakesight.cli.common import checked_text, progress, read_text
+from wakesight.cli.policy import default_scorer
 from wakesight.errors import RequestError
 from wakesight.policy import Policy
 
@@ -55,7 +56,9 @@ def read_document(reading: Reading, policy: Policy | None, record: tuple[str, ..
     from wakesight.engines.recording import needs
 
     engine = load(model, device=reading.device, dtype=reading.dtype, artifact=reading.artifact)
-    wanted = needs((policy or Policy()).scorer_method, engine)
+    # a session that is saved whole can be compacted later by the scorer that would be used now
+    plan = policy or Policy(scorer=default_scorer(model, reading.artifact))
+    wanted = needs(plan.scorer_method, engine)
     wanted["record"] = (*wanted["record"], *record)
     with progress("reading") as on_chunk:
         whole = engine.prefill(
@@ -63,6 +66,15 @@ def read_document(reading: Reading, policy: Policy | None, record: tuple[str, ..
             chunk=512 if reading.chunk is None else reading.chunk, **wanted,
         )  # fmt: skip
     return _compacted(whole, policy)
+
+
+def model_of(file: str | None) -> str | None:
+    """Name of the model that a saved session names; None without a file."""
+    if file is None:
+        return None
+    from wakesight.engines.saved import about
+
+    return about(file)[0]
 
 
 def open_session(file: str, reading: Reading, policy: Policy | None) -> Session:

