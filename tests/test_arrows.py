@@ -25,6 +25,8 @@ ORDER = [
     {"policy"},
     {"cache"},
     {"engines"},
+    {"traces"},
+    {"simulate"},
     {"learning"},
     {"evaluation"},
     {"bench"},
