@@ -18,11 +18,21 @@ def help_page() -> str:
     with click.Context(cli, info_name="wakesight", terminal_width=100, help_option_names=names) as root:
         parts.append(f"```\n{cli.get_help(root)}\n```\n")
         for name in COMMANDS:
-            command = cli.get_command(root, name)
-            assert command is not None
-            with click.Context(command, info_name=name, parent=root, terminal_width=100) as context:
-                parts.append(f"## wakesight {name}\n\n```\n{command.get_help(context)}\n```\n")
+            parts += _pages(root, name)
     return "\n".join(parts)
+
+
+def _pages(parent: click.Context, name: str) -> list[str]:
+    """The help of one command, and of those below it."""
+    group = parent.command
+    assert isinstance(group, click.Group)
+    command = group.get_command(parent, name)
+    assert command is not None
+    with click.Context(command, info_name=name, parent=parent, terminal_width=100) as context:
+        parts = [f"## {context.command_path}\n\n```\n{command.get_help(context)}\n```\n"]
+        for below in command.list_commands(context) if isinstance(command, click.Group) else ():
+            parts += _pages(context, below)
+    return parts
 
 
 if __name__ == "__main__":

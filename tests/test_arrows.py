@@ -114,7 +114,7 @@ def test_the_order_names_every_folder_and_no_other():
         ("engines/session.py", "import transformers", "engines/session.py:1: imports transformers"),
         ("cli/new.py", "def f():\n    from transformers.cache_utils import Cache", "imports transformers.cache_utils"),
         ("engines/hf/new.py", "import vllm.config", "imports vllm.config"),
-        ("simulate/new.py", "", "simulate has no place in the order"),
+        ("orchard/new.py", "", "orchard has no place in the order"),
     ],
 )
 def test_the_check_fails_on_a_planted_violation(tmp_path, place, code, reported):

@@ -27,6 +27,8 @@ COMMANDS = {
     "calibrate": "Measure gate table and query statistics of a model.",
     "fit": "Train the estimator of a model from its labels.",
     "analyze": "Describe a model's native signals and their relation to utility.",
+    "trace": "Record and study attention logs: which pages each head wants.",
+    "simulate": "Replay residency policies over attention logs: misses, memory, stalls.",
     "report": "Tables, figures and a page from evaluation runs.",
     "view": "Show a report in the browser, on this machine only.",
     "bench": "Measure speed: two arms alternated in one run, as a ratio.",
@@ -86,8 +88,8 @@ def run(words: Sequence[str]) -> int:
         return outcome if isinstance(outcome, int) else 0
     except click.exceptions.Exit as leave:
         return leave.exit_code
-    except (KeyboardInterrupt, click.Abort):
-        return _say("interrupted; nothing was written", 130)
+    except (KeyboardInterrupt, click.Abort) as stop:
+        return _say(_stopped(stop), 130)
     except BrokenPipeError:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115  (the reader of our stdout has gone)
         return 1
@@ -95,6 +97,12 @@ def run(words: Sequence[str]) -> int:
         if debug:
             traceback.print_exc()
         return _say(*_sentence(error))
+
+
+def _stopped(stop: BaseException) -> str:
+    """What the command that was interrupted says of it; click passes the interruption on as the cause of its own."""
+    told = stop if isinstance(stop, KeyboardInterrupt) else stop.__cause__
+    return str(told or "") or "interrupted; nothing was written"
 
 
 def _sentence(error: Exception) -> tuple[str, int]:
