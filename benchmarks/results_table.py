@@ -57,7 +57,7 @@ def cell(row: dict[str, Any] | None, measure: str) -> str:
         return "-"
     value = row[measure] if measure else row
     mean, low, high = (value[name] for name in SHOWN)
-    return f"{mean:.2f} [{low:.2f}, {high:.2f}]"
+    return f"{mean:.2f} [-]" if low is None else f"{mean:.2f} [{low:.2f}, {high:.2f}]"
 
 
 if __name__ == "__main__":

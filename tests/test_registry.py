@@ -120,6 +120,7 @@ def test_a_method_is_imported_only_when_its_name_is_given():
 def test_did_you_mean_is_silent_when_nothing_is_close():
     assert did_you_mean("keydif", ["keydiff", "knorm"]) == ", did you mean 'keydiff'?"
     assert did_you_mean("zzz", ["keydiff", "knorm"]) == ""
+    assert did_you_mean("bogus", ["out", "model"]) == ""  # two letters in common make no typo
     assert did_you_mean("", []) == ""
 
 

@@ -72,7 +72,7 @@ def read_names(text: str) -> list[str]:
 
 def did_you_mean(word: str, known: typing.Iterable[str]) -> str:
     """`", did you mean 'x'?"` for the closest known word, else nothing."""
-    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
     return f", did you mean {close[0]!r}?" if close else ""
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import io
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,9 +16,15 @@ from rich.console import Console
 
 from wakesight.cli.eval import clock, showing
 from wakesight.cli.main import run
+from wakesight.engines.hf.engine import load
+from wakesight.engines.session import Session
+from wakesight.errors import WorkError
 from wakesight.evaluation.items import Context
 from wakesight.evaluation.records import Records, read_json
 from wakesight.evaluation.runner import Progress
+from wakesight.models.load import ARTIFACT
+from wakesight.testing import tiny
+from wakesight.testing.artifacts import random_artifact
 
 SMALL = {
     "suite": "fidelity", "tasks": "code,narrative", "length": 160, "items": 1, "methods": "random", "keep": "0.5",
@@ -119,7 +126,11 @@ def test_the_config_of_an_older_run_is_a_recipe_too(by_flags, llama, tmp_path):
         ('{"keep": {"from": 0.1}}', "has a nested keep"),
         ('{"resume": "yes"}', "resume: 'yes', which takes true or false"),
         ('{"data": true}', "data: True, which takes text or a number"),
-        ('{"length": "long"}', "'long' is not a valid integer"),
+        ('{"length": "long"}', "has length: 'long' is not a valid integer"),
+        ("length: long", "has length: 'long' is not a valid integer"),
+        ("keep: 0.1\nlength: 512\nkeep: 0.3", "has keep twice"),
+        ('{"keep": 0.1, "keep": 0.3}', "has keep twice"),
+        ('{"options": {"depths": 1, "depths": 2}}', "has depths twice"),
         ('{"page-size": 8, "page_size": 8}', "has page_size twice"),
         ("{", "is no JSON"),
         ("- a\n- b", "is no mapping"),
@@ -151,6 +162,11 @@ def test_yaml_without_pyyaml_says_what_to_install(tmp_path, capsys, monkeypatch)
         (["niah", "--model", "m", "--out", "o", "--option", "depth=3"], "did you mean 'depths'"),
         (["niah", "--model", "m", "--out", "o", "--option", "depths=3", "--option", "depths=4"], "given twice"),
         (["niah", "--model", "m", "--out", "o", "--evicted", "demote"], "demote"),
+        (["niah", "--model", "m", "--out", "o", "--seed", "-1"], "--seed -1 must be at least 0"),
+        (["niah", "--model", "m", "--out", "o", "--thinking", "0"], "--thinking 0 must be at least 1"),
+        (["niah", "--model", "m", "--out", "o", "--model", "n"], "--model is given 2 times; give it once"),
+        (["niah", "--model", "m", "--out", "o", "--tasks", "a", "--tasks", "b"], "--tasks is given 2 times"),
+        (["--recipe", "a", "--recipe", "b"], "--recipe is given 2 times"),
     ],
 )
 def test_bad_requests(capsys, words, says):
@@ -215,3 +231,81 @@ def test_the_commit_is_that_of_a_checkout_only(monkeypatch, tmp_path):
     assert machine.commit() is None
     monkeypatch.undo()
     assert machine._git(tmp_path, "rev-parse", "HEAD") is None
+
+
+def test_a_length_that_the_model_cannot_read_is_refused(llama, tmp_path, capsys):
+    words = ["fidelity", "--model", llama, "--length", "99999", "--out", str(tmp_path / "run")]
+    assert "--length 99999 is more than" in refused(capsys, *words)
+    assert not (tmp_path / "run").exists()
+
+
+def test_other_weights_do_not_go_on_with_a_run(tmp_path, capsys):
+    model = str(tiny.save("llama", tmp_path / "model"))
+    words = [*WORDS, "--model", model, "--out", str(tmp_path / "run")]
+    assert run(["eval", *words]) == 0
+    tiny.save("llama", tmp_path / "model", seed=1)
+    assert "the model's weights changed" in refused(capsys, *words, "--resume")
+
+
+def test_the_artifact_of_an_arm_that_reads_it_is_recorded(tmp_path, capsys):
+    folder = tiny.save("llama", tmp_path / "model")
+    random_artifact(load(str(folder))).save(folder / ARTIFACT)
+    words = ["fidelity", *WORDS[1:], "--model", str(folder)]
+    gated = [*(word if word != "random" else "gatesight" for word in words), "--out", str(tmp_path / "run")]
+    assert run(["eval", *words, "--out", str(tmp_path / "plain")]) == 0
+    assert run(["eval", *gated]) == 0
+    assert read_json(tmp_path / "plain" / "config.json")["inputs"]["artifact"] is None
+    random_artifact(load(str(folder)), seed=1).save(folder / ARTIFACT)
+    assert "the model's artifact changed" in refused(capsys, *gated, "--resume")
+
+
+def without_answers(monkeypatch, model: str, *words: str) -> int:
+    def fail(self: Session, tokens: object) -> None:
+        raise WorkError("the numbers are not finite")
+
+    monkeypatch.setattr(Session, "logits", fail)
+    return run(["eval", *WORDS, "--model", model, *words])
+
+
+def test_a_run_that_scored_nothing_fails_with_the_reason(llama, tmp_path, capsys, monkeypatch):
+    assert without_answers(monkeypatch, llama, "--out", str(tmp_path / "run")) == 1
+    out, err = capsys.readouterr()
+    assert out == "no question was scored\n"
+    assert "skipped: 4 rows, the numbers are not finite" in err
+    assert err.endswith("wakesight: no question was scored; the first reason: the numbers are not finite\n")
+
+
+def test_why_rows_were_skipped_is_told(llama, tmp_path, capsys):
+    words = ["eval", *("0.001,0.5" if word == "0.5" else word for word in WORDS)]
+    assert run([*words, "--model", llama, "--out", str(tmp_path / "run")]) == 0
+    out, err = capsys.readouterr()
+    assert re.search(r"skipped: \d rows?, keep=0\.001 keeps 0 of", err)
+    assert "random/flat/drop/0.5" in out
+
+
+def test_ctrl_c_says_what_is_there_and_how_to_go_on(llama, tmp_path, capsys, monkeypatch):
+    real, written = Records.append, []
+
+    def append(self: Records, rows: Any) -> None:
+        if written:
+            raise KeyboardInterrupt
+        written.append(1)
+        real(self, rows)
+
+    monkeypatch.setattr(Records, "append", append)
+    folder = tmp_path / "run"
+    assert run(["eval", *WORDS, "--model", llama, "--out", str(folder)]) == 130
+    assert f"wakesight: interrupted; 1 question is in {folder}, go on with --resume\n" in capsys.readouterr().err
+    monkeypatch.undo()
+    assert run(["eval", *WORDS, "--model", llama, "--out", str(folder), "--resume"]) == 0
+    assert read_json(folder / "config.json")["planned_questions"] == 2
+
+
+def test_ctrl_c_before_anything_is_written_leaves_no_folder(llama, tmp_path, capsys, monkeypatch):
+    def stop(_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("wakesight.evaluation.suites.fidelity.contexts", stop)
+    assert run(["eval", *WORDS, "--model", llama, "--out", str(tmp_path / "run")]) == 130
+    assert "wakesight: interrupted; nothing was written\n" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import http.client
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -21,8 +22,8 @@ from wakesight.cli import report as report_command
 from wakesight.errors import RequestError
 from wakesight.evaluation.arms import make_arms
 from wakesight.evaluation.folders import finish
-from wakesight.evaluation.records import Records, write_json
-from wakesight.report.serving import address, report_folder, server
+from wakesight.evaluation.records import Records, read_json, write_json
+from wakesight.report.serving import address, outdated, report_folder, server
 
 pytest.importorskip("matplotlib")
 
@@ -150,6 +151,22 @@ def test_the_report_is_served_on_loopback_alone(served, folder):
     page = (folder / "report" / "report.html").read_bytes()
     assert fetch(served, "/") == fetch(served, "/report.html") == fetch(served, "/?a=1") == (200, page)
     assert fetch(served, "/figures/score-official.png")[0] == 200
+
+
+def test_a_report_older_than_its_run_says_so(folder):
+    invoke(report_command, folder)
+    assert not outdated(folder / "report")
+    records = folder / "records.jsonl"
+    os.utime(records, (records.stat().st_mtime + 100,) * 2)
+    assert outdated(folder / "report")
+
+
+def test_an_unfinished_run_is_told_on_the_terminal(folder):
+    config = read_json(folder / "config.json")
+    write_json(folder / "config.json", {**config, "planned_questions": 4})
+    Records(folder).append([dict(Records(folder).read()[0], question="cut")])
+    said = invoke(report_command, folder).stderr.splitlines()[0]
+    assert said == "run: 1 of 4 questions scored, unfinished: 1 run so far; 1 question left out for missing rows"
 
 
 def test_nothing_else_is_served(served, folder):

@@ -49,8 +49,61 @@ def test_a_paired_difference_counts_what_differs():
     first = {str(i): [1.0, 1.0] for i in range(8)}
     second = {str(i): [1.0, 0.0] for i in range(8)}
     found = difference(first, second)
-    assert (found.mean, found.low, found.high) == (0.5, 0.5, 0.5)
+    assert found.mean == 0.5
+    assert 0 < found.low < 0.5 < found.high < 1  # eight equal contexts do not settle it
     assert found.p_value == pytest.approx(2 / 2**8)  # only all-plus and all-minus are as extreme
+
+
+@pytest.mark.parametrize("right", [0.0, 1.0])
+@pytest.mark.parametrize("contexts", [2, 10, 130])
+def test_contexts_that_are_all_right_or_all_wrong_have_wilsons_interval(right, contexts):
+    from scipy import stats
+
+    found = estimate({str(i): [right] * 3 for i in range(contexts)})
+    wilson = stats.binomtest(int(right * contexts), contexts).proportion_ci(method="wilson")
+    assert (found.mean, found.low, found.high) == pytest.approx((right, wilson.low, wilson.high), abs=1e-6)
+
+
+def test_an_interval_of_equal_contexts_is_that_of_as_many_contexts_over_tasks():
+    one = {str(i): [1.0] for i in range(12)}
+    split = {name: {str(i): [1.0] for i in range(4)} for name in "abc"}
+    assert estimate_over_tasks(split).low == pytest.approx(estimate(one).low)
+    mixed = estimate_over_tasks({"a": split["a"], "b": {str(i): [0.0] for i in range(4)}})
+    assert 0 < mixed.low < mixed.mean == 0.5 < mixed.high < 1
+    small = estimate_over_tasks({"a": one, "b": {"x": [1.0], "y": [1.0]}})  # b alone moves the mean by its half
+    assert small.low < estimate_over_tasks({"a": one, "b": one}).low
+
+
+def test_equal_differences_are_open_on_both_sides_of_nothing():
+    right, wrong = ({str(i): [value] for i in range(10)} for value in (1.0, 0.0))
+    same = difference(right, right)
+    assert (same.mean, same.low, same.high) == pytest.approx((0, -0.2775, 0.2775), abs=1e-4)
+    worse = difference(wrong, right)
+    assert (worse.mean, worse.low) == (-1, -1)
+    assert worse.high == pytest.approx(-1 + 2 * 0.2775, abs=1e-4)
+
+
+def test_what_has_no_limits_keeps_the_bootstraps_interval():
+    found = estimate({str(i): [0.0] for i in range(10)}, limits=None)
+    assert (found.low, found.high) == (0, 0)
+
+
+@pytest.mark.parametrize("other", [{}, {"b": {str(i): [1.0] for i in range(5)}}])
+def test_one_context_of_a_task_has_no_interval(other):
+    found = estimate_over_tasks({"a": {"x": [1.0, 0.0]}, **other})
+    assert (found.low, found.high) == (None, None)
+    apart = difference({"x": [0.0]}, {"x": [1.0]})
+    assert (apart.mean, apart.low, apart.high, apart.p_value) == (-1, None, None, 1)
+
+
+def test_the_interval_of_an_easy_task_covers_its_mean():
+    """Most runs of ten contexts see no mistake at all; a bootstrap of those alone would be sure of 1."""
+    noise = np.random.default_rng(4)
+    hits = 0
+    for trial in range(200):
+        found = estimate({str(i): [float(noise.random() < 0.95)] for i in range(10)}, seed=trial)
+        hits += found.low <= 0.95 <= found.high
+    assert hits / 200 > 0.9
 
 
 def test_no_difference_has_p_one_and_unpaired_arms_are_refused():

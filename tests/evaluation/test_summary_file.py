@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from wakesight.evaluation.arms import WHOLE, facts_of, make_arms
+from wakesight.evaluation.comparison import compare
 from wakesight.evaluation.intervals import holm
-from wakesight.evaluation.summary import summarise
+from wakesight.evaluation.summary import summarise, title
 
 ARGUMENTS = {"suite": "ruler", "seed": 1, "methods": "snapkv:window=8,kernel=5,keydiff", "allocations": "flat,ada",
              "evicted": "drop"}  # fmt: skip
@@ -22,20 +23,23 @@ ARM_KEYS = {
 PAIR_KEYS = {"suite", "task", "a", "b", "diff", "low", "high", "p", "n"}
 
 
-def rows(tasks: tuple[str, ...] = ("vt", "cwe"), contexts: int = 5, questions: int = 2, grades: Any = None) -> Any:
+def rows(
+    tasks: tuple[str, ...] = ("vt", "cwe"), contexts: int = 5, questions: int = 2, grades: Any = None,
+    arms: Any = ARMS,
+) -> Any:  # fmt: skip
     """Rows of every arm; strict grades grow with p and with the context, official ones are a little higher."""
     noise = random.Random(3)
     made = []
     for task in tasks:
         for context in range(contexts):
             for question in range(questions):
-                for arm in ARMS:
+                for arm in arms:
                     keep = facts_of(arm).keep
                     strict = float(noise.random() < keep)
                     marks = {"official": min(1.0, strict + 0.25), "strict": strict}
                     made.append({
                         "task": task, "context": f"{task}-{context}", "question": f"q{question}", "arm": arm,
-                        "arms": len(ARMS), "source": "generated", "skipped": None, "tokens": 100,
+                        "arms": len(arms), "source": "generated", "skipped": None, "tokens": 100,
                         "kept": int(600 * keep), "kv_bytes_kept": int(6000 * keep), "kv_bytes_full": 6000,
                         "grades": marks if grades is None else grades(keep, noise),
                     })  # fmt: skip
@@ -116,6 +120,81 @@ def test_three_families_of_pairs_each_adjusted_by_itself(summary):
         adjusted = holm([row["p_raw"] for row in found])
         assert [row["p"] for row in found] == pytest.approx(adjusted, abs=1e-4)
     assert any(row["p"] > row["p_raw"] for row in summary["paired"])
+
+
+@pytest.mark.parametrize(
+    ("methods", "allocations", "first"),
+    [
+        ("snapkv,keydiff", "natural", "snapkv/flat"),
+        ("snapkv@flat,keydiff@flat", "natural", "snapkv/flat"),
+        ("keydiff,snapkv", "natural", "keydiff/flat"),
+        ("snapkv@ada,keydiff", "flat", "snapkv/ada"),
+        ("snapkv:kernel=5,window=8,keydiff", "ada,flat", "snapkv:window=8,kernel=5/ada"),
+    ],
+)
+def test_the_first_named_is_what_the_arguments_make_first(methods, allocations, first):
+    from wakesight.registry import read_names
+
+    arms = [arm.id for arm in make_arms(read_names(methods), read_names(allocations), [0.1, 0.5])]
+    found = summarise(rows(arms=arms), {**ARGUMENTS, "methods": methods, "allocations": allocations})
+    assert found["first"] == f"{first}/drop"
+    compared = {row["b"] for row in found["paired"] if row["family"] == "first"}
+    assert compared == {f"{first}/drop/{keep}" for keep in (0.1, 0.5)}
+
+
+def test_a_first_named_that_is_not_installed_here_is_not_replaced_by_another():
+    found = summarise(rows(), {**ARGUMENTS, "methods": "plugged_in,keydiff"})
+    assert found["first"] is None
+    assert {row["family"] for row in found["paired"]} == {"whole", "pairs"}
+
+
+def test_one_task_is_counted_once():
+    found = summarise(rows(("cwe",)), ARGUMENTS)["paired"]
+    assert {row["task"] for row in found} == {"cwe"}
+    assert [sum(row["family"] == name for row in found) for name in ("whole", "first", "pairs")] == [8, 6, 6]
+    compared = [frozenset((row["a"], row["b"])) for row in found]
+    assert len(compared) == len(set(compared))  # no pair in two families
+    alone = summarise(rows(("cwe",), contexts=8, arms=ARMS[:2], grades=lambda keep, noise: {"strict": keep}), ARGUMENTS)
+    (only,) = alone["paired"]
+    assert only["p"] == only["p_raw"] == pytest.approx(2 / 2**8, abs=1e-5)
+
+
+@pytest.mark.parametrize("tasks", [("cwe",), ("vt", "cwe")])
+def test_the_report_has_the_same_p_values(tasks):
+    made = rows(tasks, contexts=7)
+    theirs = compare(made, ARGUMENTS)["rules"]["strict"]["apart"]
+    for row in summarise(made, ARGUMENTS)["paired"]:
+        (cell,) = (
+            cell for cell in theirs[row["family"]]
+            if (cell["a"], cell["b"]) == (row["a"], row["b"]) and cell["task"] == row["task"].removeprefix("ruler:")
+        )  # fmt: skip
+        assert (cell["p_holm"], cell["p_value"], cell["mean"]) == (row["p"], row["p_raw"], row["diff"])
+
+
+def test_one_context_has_null_for_an_interval():
+    found = summarise(rows(contexts=1), ARGUMENTS)
+    assert {row[end] for part in ("arms", "paired") for row in found[part] for end in ("low", "high")} == {None}
+    json.dumps(found, allow_nan=False)
+
+
+def test_measures_of_a_text_are_no_grades_and_keep_the_bootstraps_interval():
+    found = summarise(rows(("code",), grades=lambda keep, noise: {"kl": 0.0, "top1": 1.0}), ARGUMENTS)
+    assert all((row["low"], row["high"]) == (1, 1) and row["kl"]["high"] == 0 for row in found["arms"])
+
+
+def test_its_title_says_which_rule_and_which_way_is_up(summary):
+    assert title(summary) == "strict grade from 0 to 1, higher is better; means of 20 questions, 10 contexts"
+    one = summarise(rows(("code",), contexts=1, questions=1, grades=lambda keep, noise: {"top1": 1.0}), ARGUMENTS)
+    assert title(one) == "same most likely token as the whole cache, higher is better; means of 1 question, 1 context"
+
+
+def test_the_table_of_a_terminal_has_a_title_and_a_mean_only_over_several_tasks(summary):
+    from wakesight.cli.eval import show
+
+    lines = show(summary).splitlines()
+    assert lines[0] == title(summary)
+    assert lines[1].split() == ["cwe", "ruler:vt", "mean"]
+    assert show(summarise(rows(("cwe",)), ARGUMENTS)).splitlines()[1].split() == ["cwe"]
 
 
 def test_differences_are_those_of_the_means(summary):

@@ -42,7 +42,8 @@ def make_run(
     """A finished run. skip: a context of this name could not be read. copies: how often the text is repeated."""
     folder.mkdir(parents=True, exist_ok=True)
     given = {"suite": suite, "model": "tiny"}
-    defaults = {"seed": 3, "keep": "0.1,0.3,0.5", "data": None, "options": {}}
+    named = {"methods": "keydiff,snapkv:window=8", "allocations": "flat,ada", "evicted": "drop"}
+    defaults = {"seed": 3, "keep": "0.1,0.3,0.5", "data": None, "options": {}, **named}
     versions = {"wakesight": "0.1.0", "torch": "2"}
     write_json(folder / "config.json", {"given": given, "defaults": defaults, "versions": versions})
     (folder / "contexts").mkdir(exist_ok=True)

@@ -38,7 +38,7 @@ def joined(parts: list[Image.Image], *, across: bool) -> Image.Image:
     for part in parts:
         whole.paste(part, (place, 0) if across else (0, place))
         place += (part.width if across else part.height) + GAP
-    return whole.quantize(256, dither=Image.Dither.NONE)
+    return whole  # in all its colours: a palette of 256 gives two curves one colour, or a table the wrong shades
 
 
 def main(run: str, item: str) -> None:

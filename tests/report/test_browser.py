@@ -65,6 +65,17 @@ def test_it_renders_without_scrolling_sideways(browser, address, width, dark):
     assert browser.run("[...document.querySelectorAll('h2')].some(h => h.textContent === 'Scores')")
 
 
+def test_on_a_phone_the_tables_of_one_task_fit(browser, address):
+    browser.open(address, 400)
+    select(browser, "#pick-run", "'2'")  # the run with one task
+    browser.wait("document.querySelectorAll('.tokens span').length === 4000")
+    tables = "[...document.querySelectorAll('.scroll')].filter(e => e.getClientRects().length)"
+    over = browser.run(f"{tables}.slice(0, 3).map(e => [e.getAttribute('aria-label'), e.scrollWidth - e.clientWidth])")
+    assert len(over) == 3
+    assert all(by <= 0 for _, by in over), over
+    assert "kept entries" in browser.run(f"{tables}[0].textContent")
+
+
 @pytest.mark.parametrize("width", [400, 1400])
 def test_what_is_tapped_is_large_enough(browser, address, width):
     browser.open(address, width)

@@ -24,7 +24,7 @@ def run(run_folder):
 
 def test_every_subject_is_a_png_and_an_svg_with_the_same_bytes_each_time(run):
     first, second = dict(figures.figure_files(run)), dict(figures.figure_files(run))
-    subjects = ["costs", *(f"{s}-{r}" for r in ("official", "strict") for s in ("score", "differences", "depth"))]
+    subjects = ["costs", *(f"{s}-{r}" for r in ("strict", "official") for s in ("score", "differences", "depth"))]
     assert list(first) == [f"{subject}.{kind}" for subject in subjects for kind in ("png", "svg")]
     assert first == second
     for name, content in first.items():
@@ -34,12 +34,19 @@ def test_every_subject_is_a_png_and_an_svg_with_the_same_bytes_each_time(run):
 def test_tasks_and_their_mean_have_a_panel_each(run):
     titles = [panel.title for panel in figures.run_panels(run) if panel.subject == "score-official"]
     assert titles == ["mean over tasks", "niah_128", "niah_64"]
+    apart = [panel.title for panel in figures.run_panels(run) if panel.subject == "differences-official"]
+    assert apart == titles
+
+
+def test_one_context_alone_is_drawn_without_an_interval(tmp_path):
+    run = open_runs([make_run(tmp_path / "one", items=1)])[0]
+    assert all(figures.panel_svg(panel) for panel in figures.run_panels(run))
 
 
 def test_equal_rules_are_shown_once(tmp_path):
     results = {"strict": {"means": 1}, "official": {"means": 1}, "kl": {"means": 2}}
     assert rules.distinct(results) == {
-        "official": "official grade = strict grade",
+        "strict": "strict grade = official grade",
         "kl": "KL divergence from the whole cache (nats)",
     }
 

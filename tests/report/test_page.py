@@ -6,11 +6,13 @@ import base64
 import json
 import re
 import zlib
+from html import unescape
 from html.parser import HTMLParser
 
 import pytest
 from run_folders import ARMS, EVIL, PIECES, make_run
 
+from wakesight.evaluation.records import Records, read_json, write_json
 from wakesight.evaluation.runner import unpack
 from wakesight.report.folder import open_runs
 from wakesight.report.page import page
@@ -125,12 +127,56 @@ def test_a_run_in_which_everything_was_skipped_still_has_a_page(tmp_path):
     read(text)
 
 
+def test_methods_are_compared_with_each_other(text):
+    assert text.count("<h2>Methods against each other</h2>") == 2  # one per rule
+    assert "named first, keydiff/flat</h3>" in text
+    assert "Every two methods at the same keep, mean over tasks</h3>" in text
+    assert text.index("<span>strict grade</span>") < text.index("<span>official grade</span>")
+
+
+def test_kept_fractions_and_p_values_have_names_of_their_own(text):
+    assert '<button type="button">p</button>' not in text
+    assert "p = 0" not in text
+    assert '<button type="button">keep</button>' in text
+    assert "p-value 0" in text
+    assert "of the whole cache's score" in unescape(text)
+
+
+def test_what_may_be_chance_is_neither_bold_nor_filled(tmp_path):
+    few = page(open_runs([make_run(tmp_path / "few", items=2)]))  # of four contexts no p-value is below 0.05
+    assert "shade bad" not in few
+    many = page(open_runs([make_run(tmp_path / "many", items=12)]))
+    assert '<td class="number strong shade bad"' in many
+
+
+def test_one_context_is_one_context_and_has_no_interval(tmp_path):
+    text = page(open_runs([make_run(tmp_path / "one", tasks=("niah_64",), items=1)]))
+    assert "<li>1 context</li>" in text
+    assert "<small>-</small>" in text
+    assert "<small>-, p-value 1</small>" in text
+    assert "None" not in text.replace("<p>None.</p>", "").replace("None of", "")
+
+
+def test_an_unfinished_run_says_so_at_its_top(tmp_path):
+    folder = make_run(tmp_path / "run")
+    config = read_json(folder / "config.json")
+    write_json(folder / "config.json", {**config, "planned_questions": 40})
+    Records(folder).append([dict(row, question="<cut>") for row in Records(folder).read()[:4]])
+    header = re.search("<header>.*?</header>", page(open_runs([folder])))[0]
+    assert "12 of 40 questions scored, unfinished: 12 run so far" in header
+    assert "niah_64-0, &lt;cut&gt;: 4 of 13 rows are there" in header
+
+
+def test_the_protected_prefix_explains_bytes_above_keep(text):
+    assert "the protected prefix (2 tokens here)" in text
+
+
 def test_contexts_beyond_the_limit_are_named_as_left_out_and_every_task_is_there(tmp_path):
     runs = open_runs([make_run(tmp_path / "run", items=4)])
     text = page(runs, most_contexts=3)
     index = json.loads(read(text).scripts["index"])[0]
     assert [one["task"] for one in index["contexts"]] == ["niah_128", "niah_128", "niah_64"]
-    assert "5 contexts are not in this page" in text
+    assert "5 contexts left out of this page" in text
 
 
 def test_several_runs_have_an_article_each_and_a_selector(tmp_path):

@@ -42,9 +42,24 @@ def artifact_option(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def once(_: click.Context, option: click.Parameter, values: tuple[str, ...]) -> str | None:
     """Callback of an option declared `multiple`, so that a second value is refused and does not win in silence."""
-    if len(values) > 1:
-        raise RequestError(f"{option.opts[0]} is given {len(values)} times; give it once")
+    _check_once(option, len(values))
     return values[0] if values else None
+
+
+class Once(click.Command):
+    """A command all of whose options are like that, but for those that are declared `multiple`, and for switches."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        _, _, named = self.make_parser(ctx).parse_args(args=list(args))
+        for option in named:
+            if not getattr(option, "multiple", False) and not getattr(option, "is_flag", False):
+                _check_once(option, named.count(option))
+        return super().parse_args(ctx, args)
+
+
+def _check_once(option: click.Parameter, count: int) -> None:
+    if count > 1:
+        raise RequestError(f"{option.opts[0]} is given {count} times; give it once")
 
 
 def checked_text(_: click.Context, option: click.Parameter, value: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -10,19 +11,29 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from wakesight.cli.common import artifact_option, model_options, print_json, read_names, read_shard, shared_options
+from wakesight.cli.common import (
+    Once,
+    artifact_option,
+    model_options,
+    print_json,
+    read_names,
+    read_shard,
+    shared_options,
+)
 from wakesight.cli.policy import default_scorer
 from wakesight.cli.recipe import given, recipe_option
-from wakesight.errors import RequestError
+from wakesight.errors import RequestError, WorkError
+from wakesight.evaluation.records import Records, check_folder, complete, unit
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from wakesight.evaluation.arms import Arm
     from wakesight.evaluation.items import Context
     from wakesight.evaluation.runner import Progress
 
 
-class _WithSuiteOptions(click.Command):
+class _WithSuiteOptions(Once):
     """Its help ends with what every suite can be set."""
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -92,6 +103,7 @@ def command(ctx: click.Context, /, out: str | None, resume: bool, as_json: bool,
 
     from wakesight.engines.hf.engine import load
     from wakesight.evaluation.arms import make_arms
+    from wakesight.evaluation.checks import check_length
     from wakesight.evaluation.folders import finish
     from wakesight.evaluation.graders import grade
     from wakesight.evaluation.items import SuiteOptions
@@ -107,6 +119,7 @@ def command(ctx: click.Context, /, out: str | None, resume: bool, as_json: bool,
     )  # fmt: skip
     part = read_shard(arguments["shard"])
     loaded = load(arguments["model"], **{name: arguments[name] for name in ("device", "dtype", "artifact")})
+    check_length(loaded, arguments["length"])
     options = SuiteOptions(
         length=arguments["length"], items=arguments["items"], seed=arguments["seed"],
         count=lambda text: len(loaded.encode(text)), tasks=_tasks(suite, arguments["tasks"]),
@@ -114,12 +127,14 @@ def command(ctx: click.Context, /, out: str | None, resume: bool, as_json: bool,
     )  # fmt: skip
     plan = Plan(
         engine=loaded, arms=tuple(arms), contexts=lambda: module.contexts(options), grade=grade,
-        config=_config(arguments, given(ctx)), rows=arguments["rows"], shard=part, limit=arguments["limit"],
-        chunk=arguments["chunk"], thinking=arguments["thinking"],
+        config={**_config(arguments, given(ctx)), "inputs": _inputs(loaded, arms, arguments)},
+        rows=arguments["rows"], shard=part, limit=arguments["limit"], chunk=arguments["chunk"],
+        thinking=arguments["thinking"], data=options.data,
     )  # fmt: skip
-    with showing(_terminal()) as on_question:
-        progress = run(plan, folder, resume=resume, on_question=on_question)
-    summary = finish(folder)
+    with _resumable(folder):
+        with showing(_terminal()) as on_question:
+            progress = run(plan, folder, resume=resume, on_question=on_question)
+        summary = finish(folder)
     if as_json:
         print_json({"folder": str(folder), "progress": vars(progress), "summary": summary})
     else:
@@ -129,16 +144,44 @@ def command(ctx: click.Context, /, out: str | None, resume: bool, as_json: bool,
             f"skipped, {progress.wall:.0f} s, of which the harness itself {progress.overhead:.1%}",
             err=True,
         )
+    tell_skipped(summary)
+
+
+def tell_skipped(summary: dict[str, Any]) -> None:
+    """Why rows have no grade, on stderr. Raises WorkError, with the first reason, if no question was scored at all."""
+    reasons: dict[str, int] = summary["skipped"]
+    for reason, count in reasons.items():
+        click.echo(f"skipped: {count} row{'s' if count > 1 else ''}, {reason}", err=True)
+    if reasons and not summary["scored_questions"]:
+        raise WorkError(f"no question was scored; the first reason: {next(iter(reasons))}")
+
+
+@contextlib.contextmanager
+def _resumable(folder: Path) -> Iterator[None]:
+    """Ctrl-C says what is on disk, and how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if not (folder / "config.json").exists():
+            raise
+        done = len({unit(row) for row in complete(Records(folder).read())})
+        are = "question is" if done == 1 else "questions are"
+        raise KeyboardInterrupt(f"interrupted; {done} {are} in {folder}, go on with --resume") from None
 
 
 def show(summary: dict[str, Any]) -> str:
     """The mean of every arm per task, as a text table."""
+    from wakesight.evaluation.scored import ALL
+    from wakesight.evaluation.summary import title
+
     if not summary["arms"]:
         return "no question was scored"
     means = {(row["arm"], row["task"]): row["mean"] for row in summary["arms"]}
     arms, tasks = (list(dict.fromkeys(row[name] for row in summary["arms"])) for name in ("arm", "task"))
     width = max(map(len, arms))
-    lines = [f"{'':<{width}}  " + "  ".join(f"{task:>12}" for task in tasks)]
+    if len(tasks) == 2:  # a task, and the mean over it alone
+        tasks = [task for task in tasks if task != ALL]
+    lines = [title(summary), f"{'':<{width}}  " + "  ".join(f"{task:>12}" for task in tasks)]
     for arm in arms:
         cells = (
             f"{means[arm, task]:>{max(12, len(task))}.3f}" if (arm, task) in means else f"{'-':>{max(12, len(task))}}"
@@ -161,9 +204,10 @@ def _check(out: str | None, arguments: dict[str, Any]) -> tuple[str, Path]:
         raise RequestError("say where the run goes with --out, for example --out runs/niah")
     if arguments["engine"] != "hf":
         raise RequestError(f"--engine {arguments['engine']} is not built yet; use --engine hf")
-    for name in ("length", "items", "limit", "rows"):
-        if arguments[name] is not None and arguments[name] < 1:
-            raise RequestError(f"--{name} {arguments[name]} must be at least 1")
+    for name, least in (("length", 1), ("items", 1), ("limit", 1), ("rows", 1), ("thinking", 1), ("seed", 0)):
+        if arguments[name] is not None and arguments[name] < least:
+            raise RequestError(f"--{name} {arguments[name]} must be at least {least}")
+    check_folder(Path(out))
     return suite, Path(out)
 
 
@@ -195,6 +239,22 @@ def _config(arguments: dict[str, Any], typed: set[str]) -> dict[str, Any]:
         "commit": commit(),
         "machine": machine(),
     }
+
+
+def _inputs(engine: Any, arms: Sequence[Arm], arguments: dict[str, Any]) -> dict[str, Any]:
+    """Digests of what the model's name stands for: its weights, and the artifact if an arm reads it."""
+    from wakesight.estimator.artifact import JSON
+    from wakesight.evaluation.checks import reads_artifact
+    from wakesight.models.load import own_artifact
+
+    digest = None
+    if any(map(reads_artifact, arms)) and (folder := arguments["artifact"] or own_artifact(arguments["model"])):
+        try:
+            about = (Path(folder) / JSON).read_bytes()  # it holds the digest of the tensors beside it
+        except OSError as error:
+            raise RequestError(f"{folder} cannot be read ({error.strerror}); check --artifact") from None
+        digest = hashlib.sha256(about).hexdigest()
+    return {"model": engine.weights_fingerprint(), "artifact": digest}
 
 
 def _fractions(text: str) -> list[float]:

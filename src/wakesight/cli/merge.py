@@ -6,11 +6,11 @@ from pathlib import Path
 
 import click
 
-from wakesight.cli.common import print_json, shared_options
-from wakesight.cli.eval import show
+from wakesight.cli.common import Once, print_json, shared_options
+from wakesight.cli.eval import show, tell_skipped
 
 
-@click.command("merge", short_help="Join the shards of one evaluation.")
+@click.command("merge", cls=Once, short_help="Join the shards of one evaluation.")
 @click.argument("folders", nargs=-1, required=True)
 @click.option("--out", required=True, help="New folder for the whole run.")
 @shared_options
@@ -23,3 +23,4 @@ def command(folders: tuple[str, ...], out: str, as_json: bool) -> None:
         print_json(summary)
     else:
         click.echo(show(summary))
+    tell_skipped(summary)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import json
 from collections.abc import Mapping
@@ -58,7 +59,9 @@ def read_recipe(path: str) -> Recipe:
 def _parsed(path: str, text: str) -> Any:
     if Path(path).suffix == ".json" or text.lstrip().startswith("{"):
         try:
-            return json.loads(text)
+            return json.loads(text, object_pairs_hook=functools.partial(_once, path))
+        except RequestError:
+            raise
         except ValueError as error:
             raise RequestError(f"the recipe {path} is no JSON: {error}") from None
     try:
@@ -68,9 +71,32 @@ def _parsed(path: str, text: str) -> Any:
             f"the recipe {path} is YAML, which needs pyyaml; type: pip install pyyaml, or write the recipe as JSON"
         ) from None
     try:
-        return yaml.safe_load(text)
+        return yaml.load(text, _loader(yaml, path))
     except yaml.YAMLError as error:
         raise RequestError(f"the recipe {path} is no YAML: {' '.join(str(error).split())}") from None
+
+
+def _once(path: str, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Pairs as a mapping. Raises RequestError for a name that is there twice: the last one must not win in silence."""
+    names = [name for name, _ in pairs]
+    if repeated := next((name for name in names if names.count(name) > 1), None):
+        raise _twice(path, repeated)
+    return dict(pairs)
+
+
+def _twice(path: str, name: str) -> RequestError:
+    return RequestError(f"the recipe {path} has {name} twice; give it once")
+
+
+def _loader(yaml: Any, path: str) -> Any:
+    """A loader of plain values that looks at names as `_once` does."""
+
+    class Loader(yaml.SafeLoader):  # type: ignore[misc]
+        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+            _once(path, [(key.value, None) for key, _ in node.value if isinstance(key, yaml.ScalarNode)])
+            return super().construct_mapping(node, deep)
+
+    return Loader
 
 
 def _take(context: click.Context, _: click.Parameter, path: str | None) -> None:
@@ -96,12 +122,21 @@ def _take(context: click.Context, _: click.Parameter, path: str | None) -> None:
         option = known[key]
         assert option.name is not None
         if option.name in values:
-            raise RequestError(f"the recipe {path} has {option.name} twice; give it once")
+            raise _twice(path, option.name)
         if value is not None:
             values[option.name] = _as_typed(path, key, value, option)
+            _check_value(context, path, key, values[option.name], option)
             named |= {option.name} if str(name) in recipe.given else set()
     context.default_map = {**(context.default_map or {}), **values}
     context.meta[GIVEN] = frozenset(named)
+
+
+def _check_value(context: click.Context, path: str, name: str, value: Any, option: click.Parameter) -> None:
+    """click would speak of the flag, which nobody typed."""
+    try:
+        option.type_cast_value(context, value)
+    except click.BadParameter as error:
+        raise RequestError(f"the recipe {path} has {name}: {error.message.rstrip('.')}; correct it there") from None
 
 
 def _as_typed(path: str, name: str, value: Any, option: click.Parameter) -> Any:

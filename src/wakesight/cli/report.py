@@ -21,7 +21,7 @@ def command(folders: tuple[str, ...], out: str | None, contexts: int, as_json: b
     """Write report.html, tables.md, CSV tables and figures (PNG, SVG) from run folders of wakesight eval.
 
     The page holds everything and loads nothing. Of several runs it shows one at a time. Summaries are worked out
-    from records.jsonl anew; questions that a running evaluation has not finished are left out.
+    from records.jsonl anew; questions that a running evaluation has not finished are left out, and the report says so.
 
     \b
     wakesight report runs/niah
@@ -31,6 +31,7 @@ def command(folders: tuple[str, ...], out: str | None, contexts: int, as_json: b
         raise RequestError("several run folders make one report; say where with --out")
     if contexts < 0:
         raise RequestError(f"--contexts {contexts} must be at least 0")
+    from wakesight.evaluation.scored import counted
     from wakesight.report.folder import open_runs
     from wakesight.report.writing import PAGE, check_target, write_report
 
@@ -38,6 +39,11 @@ def command(folders: tuple[str, ...], out: str | None, contexts: int, as_json: b
     target = Path(out) if out is not None else Path(folders[0]) / "report"
     check_target(target)
     files = write_report(runs, target, contexts)
+    for run in runs:
+        if run.unfinished or run.dropped:
+            lost = counted(len(run.dropped), "question")
+            left_out = f"; {lost} left out for missing rows" if run.dropped else ""
+            click.echo(f"{run.name}: {run.progress}{left_out}", err=True)
     if as_json:
         print_json({"report": str(target / PAGE), "folder": str(target), "files": files})
     else:

@@ -18,9 +18,13 @@ from wakesight.cli.common import print_json, shared_options
 @shared_options
 def command(folder: str, port: int, no_open: bool, as_json: bool) -> None:
     """Serve the report of DIR (a run folder, or a report's own folder) on 127.0.0.1 until Ctrl-C."""
-    from wakesight.report.serving import address, report_folder, server
+    from wakesight.report.serving import address, outdated, report_folder, server
 
-    with server(report_folder(Path(folder)), port) as made:
+    report = report_folder(Path(folder))
+    if outdated(report):
+        run = report.resolve().parent
+        click.echo(f"this report is older than the run's last rows; wakesight report {run} makes it anew", err=True)
+    with server(report, port) as made:
         url = address(made)
         if as_json:
             print_json({"url": url})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -80,6 +80,11 @@ class Engine(Protocol):
     repeat_instruction: Instruction | None  # how this model is asked to repeat its context; None: in English
 
     @property
+    def end_tokens(self) -> frozenset[int]:
+        """Ids that end a reply."""
+        ...
+
+    @property
     def artifact(self) -> Artifact | None:
         """What was learned about the model offline."""
         ...
@@ -111,6 +116,14 @@ class Engine(Protocol):
         """Read `tokens` behind `state` and forget them; one tap per attention layer watches every chunk.
 
         A tap with `wants_rotation = True` also gets RoPE's rotation.
+        """
+        ...
+
+    def stepping(self, state: SessionState, token: int, taps: Sequence[Tap]) -> Generator[int, None, None]:
+        """Greedy decoding seen step by step: feeds `token` behind `state`, then every token chosen; yields each one.
+
+        One tap per attention layer watches each step before its token is yielded. End-of-sequence ids are yielded too;
+        closing the iterator leaves the state as it was.
         """
         ...
 

@@ -60,6 +60,12 @@ class SessionStats:
     compact_s: float
 
 
+def check_evictable(engine: Engine, policy: Policy) -> None:
+    """Raises RequestError if `policy` evicts what this model cannot lose."""
+    if engine.only_whole is not None and policy.keep != 1:
+        raise RequestError(f"entries of {engine.name} cannot be evicted: {engine.only_whole}; use --keep 1")
+
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -158,11 +164,8 @@ class Session:
         state, policy = self.state, need_policy(policy)
         prefix, per_head = self._size(policy)
         start = time.perf_counter()
+        check_evictable(self.engine, policy)
         if self.engine.only_whole is not None:
-            if policy.keep != 1:
-                raise RequestError(
-                    f"entries of {self.engine.name} cannot be evicted: {self.engine.only_whole}; use --keep 1"
-                )
             return self._child(state.copy(self.engine.growth), policy, 0.0, start)
         ranking, score_s = self._ranked(policy, prefix)
         start = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Rows of a run -> what the report shows: means under every grade rule, differences to the baseline, areas over p.
+"""Rows of a run -> what the report shows: means under every grade rule, differences between arms, areas over p.
 
 A pure function of the rows: it does not depend on their order, on when they were written, or on how the run
 was interrupted, resumed or split. summary.py is the short form of the same numbers that a run folder carries.
@@ -6,46 +6,45 @@ was interrupted, resumed or split. summary.py is the short form of the same numb
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from wakesight.evaluation.arms import WHOLE, split_id
-from wakesight.evaluation.intervals import area, holm
+from wakesight.evaluation.families import FAMILIES, first_named, pairs
+from wakesight.evaluation.intervals import area
 from wakesight.evaluation.records import Row
 from wakesight.evaluation.scored import ALL, Scored, rounded
 
 
-def compare(rows: list[Row] | tuple[Row, ...], *, seed: int = 0) -> dict[str, Any]:
-    """Plain JSON: per grade rule, task and arm an estimate; paired differences of every arm to the baseline; areas.
+def compare(rows: Sequence[Row], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Plain JSON: per grade rule, task and arm an estimate; the paired differences of `families`; areas.
 
-    A mean over tasks weighs every task equally. Rows that were skipped are counted, not scored (`Scored`).
+    arguments: the run's, of which the seed and what was named are read. A mean over tasks weighs every task equally.
+    Rows that were skipped are counted, not scored (`Scored`).
     """
-    scored = Scored.of(rows, seed)
+    scored = Scored.of(rows, int(arguments.get("seed") or 0))
     return {
         **scored.facts(),
         "arms": list(scored.arms),
         "tasks": list(scored.tasks),
         "kept": {arm: _kept(scored, arm) for arm in scored.arms},
-        "rules": {rule: _rule(scored, rule) for rule in scored.rules},
+        "first": first_named(scored, arguments),
+        "rules": {rule: _rule(scored, rule, arguments) for rule in scored.rules},
     }
 
 
-def _rule(scored: Scored, rule: str) -> dict[str, Any]:
+def _rule(scored: Scored, rule: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
     means = {
         task: {
             arm: _plain(found) for arm in scored.arms if (found := scored.estimate(rule, task, arm)) is not None
         }
         for task in (*scored.tasks, ALL)
     }  # fmt: skip
-    apart = {
-        task: {
-            arm: _plain(found)
-            for arm in scored.arms
-            if arm != WHOLE and (found := scored.difference(rule, task, arm, WHOLE)) is not None
-        }
-        for task in scored.tasks
-    }
-    _adjust(apart)
-    return {"means": means, "minus_whole": apart, "areas": _areas(means, scored)}
+    apart: dict[str, list[dict[str, Any]]] = {family: [] for family in FAMILIES}
+    for one in pairs(scored, rule, arguments):
+        cell = {"task": one.task, "a": one.a, "b": one.b, **_plain(one.found), "p_holm": rounded(one.p)}
+        apart[one.family].append(cell)
+    return {"means": means, "apart": apart, "areas": _areas(means, scored)}
 
 
 def _kept(scored: Scored, arm: str) -> dict[str, float]:
@@ -73,13 +72,6 @@ def _areas(means: dict[str, dict[str, Any]], scored: Scored) -> dict[str, dict[s
             if held:
                 found.setdefault(task, {})[family] = rounded(area(*zip(*held, strict=True)))
     return found
-
-
-def _adjust(apart: dict[str, dict[str, Any]]) -> None:
-    """Holm over the whole table."""
-    cells = [cell for by_arm in apart.values() for cell in by_arm.values()]
-    for cell, value in zip(cells, holm([cell["p_value"] for cell in cells]), strict=True):
-        cell["p_holm"] = rounded(value)
 
 
 def _plain(value: Any) -> dict[str, Any]:

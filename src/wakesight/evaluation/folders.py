@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shutil
 from collections.abc import Sequence
@@ -9,15 +10,39 @@ from pathlib import Path
 from typing import Any
 
 from wakesight.errors import RequestError
-from wakesight.evaluation.config import FREE, arguments_of, first_difference, unsharded
-from wakesight.evaluation.records import Records, Row, canonical, complete, locked, read_json, unit, write_json
+from wakesight.evaluation.config import (
+    FREE,
+    NAME,
+    arguments_of,
+    changed_input,
+    first_difference,
+    planned_questions,
+    read_config,
+    unsharded,
+)
+from wakesight.evaluation.records import (
+    LOCK,
+    Records,
+    Row,
+    at_rest,
+    canonical,
+    check_folder,
+    complete,
+    locked,
+    read_json,
+    unit,
+    write_json,
+    writing,
+)
 from wakesight.evaluation.summary import summarise
+
+SUMMARY = "summary.json"
 
 
 def finish(folder: Path) -> dict[str, Any]:
     """Write summary.json from the folder's rows; returns it."""
-    summary = summarise(Records(folder).read(), arguments_of(read_json(folder / "config.json")))
-    write_json(folder / "summary.json", summary)
+    summary = summarise(Records(folder).read(), arguments_of(read_config(folder)))
+    write_json(folder / SUMMARY, summary)
     return summary
 
 
@@ -25,11 +50,19 @@ def merge(shards: Sequence[Path], folder: Path) -> dict[str, Any]:
     """Join the shards of one run into a new folder; returns its summary, the same as an unsplit run's.
 
     Raises RequestError if the folders are not shards of one run, overlap, or are not all there, if one of them is
-    still to be resumed in the middle of a question, or if `folder` holds something.
+    not finished or still being written, or if `folder` holds something; WorkError if the disk is full.
     """
-    if folder.exists() and any(folder.iterdir()):
+    check_folder(folder)
+    if folder.exists() and any(path.name != LOCK for path in folder.iterdir()):
         raise RequestError(f"{folder} is not empty; give a new folder with --out")
-    configs = [read_json(shard / "config.json") for shard in shards]
+    with contextlib.ExitStack() as resting:
+        for shard in shards:
+            resting.enter_context(at_rest(shard))
+        return _merged(shards, folder)
+
+
+def _merged(shards: Sequence[Path], folder: Path) -> dict[str, Any]:
+    configs = [read_config(shard) for shard in shards]
     for shard, config in zip(shards, configs, strict=True):
         if changed := first_difference(configs[0], config, (*FREE, "shard")):
             name, first, other = changed
@@ -37,7 +70,12 @@ def merge(shards: Sequence[Path], folder: Path) -> dict[str, Any]:
                 f"{shards[0]} and {shard} are no shards of one run: {name} is {first!r} in the one and {other!r} in "
                 "the other"
             )
-    rows = [row for shard in shards for row in _whole_rows(shard)]
+        if between := changed_input(configs[0], config):
+            raise RequestError(
+                f"{shards[0]} and {shard} are no shards of one run: {between}; run one of them again with what the "
+                "other was run with"
+            )
+    rows = [row for shard, config in zip(shards, configs, strict=True) for row in _whole_rows(shard, config)]
     arms_of: dict[tuple[str, str], set[str]] = {}
     for row in rows:
         seen = arms_of.setdefault(unit(row), set())
@@ -46,20 +84,34 @@ def merge(shards: Sequence[Path], folder: Path) -> dict[str, Any]:
         seen.add(row["arm"])
     _check_all_there([str(arguments_of(config).get("shard") or "") for config in configs])
     with locked(folder):
-        write_json(folder / "config.json", unsharded(configs[0]))
+        write_json(folder / NAME, unsharded(configs[0], len({unit(row) for row in rows})))
         Records(folder).append(canonical(rows))
-        (folder / "contexts").mkdir(exist_ok=True)
-        for shard in shards:
-            for file in sorted((shard / "contexts").glob("*.json")):
-                shutil.copyfile(file, folder / "contexts" / file.name)
+        with writing(folder):
+            (folder / "contexts").mkdir(exist_ok=True)
+            for shard in shards:
+                for file in sorted((shard / "contexts").glob("*.json")):
+                    shutil.copyfile(file, folder / "contexts" / file.name)
         return finish(folder)
 
 
-def _whole_rows(shard: Path) -> list[Row]:
+def _whole_rows(shard: Path, config: dict[str, Any]) -> list[Row]:
     rows = Records(shard).read()
     if len(complete(rows)) < len(rows):
         raise RequestError(f"{shard} stopped in the middle of a question; finish it with wakesight eval --resume")
+    asked, planned = len({unit(row) for row in rows}), planned_questions(config)
+    if planned is None and _summarised(shard) != asked:  # of an older version: its end wrote a summary of these rows
+        raise RequestError(f"{shard} was not finished; finish it with wakesight eval --resume")
+    if planned is not None and asked != planned:
+        raise RequestError(f"{shard} has {asked} of {planned} questions; finish it with wakesight eval --resume")
     return rows
+
+
+def _summarised(shard: Path) -> int | None:
+    """Questions that the summary in a folder is of; None without one."""
+    if not (shard / SUMMARY).exists():
+        return None
+    found = read_json(shard / SUMMARY)
+    return found.get("questions") if isinstance(found, dict) else None
 
 
 def _check_all_there(names: Sequence[str]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 import math
 import time
 import zlib
@@ -23,14 +24,16 @@ from wakesight.engines.base import Generation
 from wakesight.engines.session import Session
 from wakesight.errors import RequestError
 from wakesight.evaluation.arms import Arm
-from wakesight.evaluation.config import first_difference
+from wakesight.evaluation.checks import check_runnable
+from wakesight.evaluation.config import NAME, PLANNED, changed_input, first_difference, read_config
 from wakesight.evaluation.fidelity import fidelity_grades
 from wakesight.evaluation.items import Context, Question
+from wakesight.evaluation.pieces import pieces
 from wakesight.evaluation.problems import reason_to_skip
-from wakesight.evaluation.records import Records, Row, locked, read_json, write_json
+from wakesight.evaluation.records import Records, Row, locked, write_json, writing
+from wakesight.evaluation.suites.files import noting
 
 Grade = Callable[..., float]  # graders.grade
-CONFIG = "config.json"
 HELD_CHARACTERS = 10**8  # of contexts that are kept in memory once they are made
 PHASES = ("prefill", "score", "compact", "question", "decode", "grade")
 
@@ -38,7 +41,7 @@ PHASES = ("prefill", "score", "compact", "question", "decode", "grade")
 @dataclass(frozen=True)
 class Plan:
     """One run. contexts: the suite's, in order. config: what was asked for, as plain JSON; a resumed run must ask
-    for the same.
+    for the same. data: folder of the official files that the suite was told to read.
 
     rows: most arms decoded in one batch. held_bytes: most KV that children of one context may hold at once.
     shard: (i, n) runs every n-th context from the i-th on. limit: at most so many questions, the first ones of the
@@ -57,6 +60,7 @@ class Plan:
     limit: int | None = None
     chunk: int = 512
     thinking: int | None = None
+    data: Path | None = None
 
 
 @dataclass
@@ -96,17 +100,18 @@ def run(
     """Run `plan` into `folder`. Whatever cannot be run is a row with the reason in `skipped`.
 
     All contexts are made before the first is read: a task that has no room in the length is refused at once.
-    Raises RequestError for that, for thinking asked of a model that does not think, if the folder holds another
-    run, or this one without `resume`, or if another process is writing it.
+    Raises RequestError for that, for an arm that this model never runs, for thinking asked of a model that does not
+    think, for data that nothing reads, if the folder holds another run, or this one without `resume`, or if another
+    process is writing it; WorkError if the disk is full.
     """
     if plan.thinking is not None:
         plan.engine.thinking(plan.thinking)
+    check_runnable(plan.engine, plan.arms, plan.chunk)
     started = time.perf_counter()
     with locked(folder):
-        done = _done(plan, folder, resume)
-        contexts, total = _made(plan)
-        if not (folder / CONFIG).exists():
-            write_json(folder / CONFIG, dict(plan.config))
+        before = _before(plan, folder, resume)
+        contexts, total, inputs = _made(plan)
+        done = _begin(plan, folder, before, total, inputs)
         progress = Progress(total)
         for context in contexts:
             left = [question for question in context.questions if (context.id, question.id) not in done]
@@ -124,51 +129,106 @@ def run(
         return progress
 
 
-def _done(plan: Plan, folder: Path, resume: bool) -> set[tuple[str, str]]:
-    """(context, question) ids that a run in this folder has answered before."""
-    path = folder / CONFIG
-    if not path.exists():
-        return set()
+def _before(plan: Plan, folder: Path, resume: bool) -> dict[str, Any] | None:
+    """The config of the run in this folder, which must have been asked for the same; None for a new one."""
+    if not (folder / NAME).exists():
+        return None
     if not resume:
         raise RequestError(f"{folder} holds a run already; add --resume to go on with it, or give another folder")
-    before = read_json(path)
+    before = read_config(folder)
     if changed := first_difference(before, plan.config):
         name, asked, now = changed
         raise RequestError(
             f"{folder} holds a run with {name}={asked!r}, and now {name}={now!r} was asked for; resume with the same "
             "arguments, or give another folder"
         )
+    return before
+
+
+def _begin(
+    plan: Plan, folder: Path, before: dict[str, Any] | None, total: int, inputs: Mapping[str, Any]
+) -> set[tuple[str, str]]:
+    """Write what is run into config.json; returns the (context, question) ids that were answered before.
+
+    Raises RequestError if the run in this folder was begun with other weights, files or items.
+    """
+    config = {**plan.config, "inputs": {**plan.config.get("inputs", {}), **inputs}, PLANNED: total}
+    if before is None:
+        write_json(folder / NAME, config)
+        return set()
+    if changed := changed_input(before, config):
+        raise RequestError(
+            f"{folder} holds a run that was begun with something else: {changed}; put back what it was begun with, or "
+            "give another folder with --out"
+        )
+    if PLANNED not in before:  # begun by an older version; what it read then cannot be known any more
+        write_json(folder / NAME, {**before, PLANNED: total})
     return Records(folder).keep_complete()
 
 
-def _made(plan: Plan) -> tuple[Iterable[Context], int]:
-    """The contexts of this run and the number of their questions.
+def _made(plan: Plan) -> tuple[Iterable[Context], int, dict[str, Any]]:
+    """The contexts of this run, the number of their questions, and digests of all items and the files they are from.
 
     They are made once and held if they are not more than HELD_CHARACTERS, else counted and made again one by one.
+    The digests are those of the whole run, whatever the shard.
     """
     held: list[Context] = []
     size = total = 0
-    for context in _mine(plan):
-        total += len(context.questions)
-        size += len(context.text)
-        if size <= HELD_CHARACTERS:
-            held.append(context)
-        else:
-            held.clear()
-    return (held if size <= HELD_CHARACTERS else _mine(plan)), total
+    items = hashlib.sha256()
+    with noting() as files:
+        for number, context in enumerate(_limited(plan)):
+            items.update(_said(context))
+            if not _is_mine(plan, number):
+                continue
+            total += len(context.questions)
+            size += len(context.text)
+            if size <= HELD_CHARACTERS:
+                held.append(context)
+            else:
+                held.clear()
+    inputs = {"items": items.hexdigest(), "data": _digests(plan.data, files)}
+    return (held if size <= HELD_CHARACTERS else _mine(plan)), total, inputs
 
 
-def _mine(plan: Plan) -> Iterator[Context]:
-    index, shards = plan.shard
+def _limited(plan: Plan) -> Iterator[Context]:
     left = plan.limit
-    for number, context in enumerate(plan.contexts()):
+    for context in plan.contexts():
         if left is not None:
             if left <= 0:
                 return
             context = replace(context, questions=context.questions[:left])
             left -= len(context.questions)
-        if number % shards == index:
-            yield context
+        yield context
+
+
+def _mine(plan: Plan) -> Iterator[Context]:
+    return (context for number, context in enumerate(_limited(plan)) if _is_mine(plan, number))
+
+
+def _is_mine(plan: Plan, number: int) -> bool:
+    index, shards = plan.shard
+    return number % shards == index
+
+
+def _said(context: Context) -> bytes:
+    """What a model and a grader are given of a context, in one piece."""
+    questions = [(q.id, q.text, q.answer_prefix, q.references, q.grader, q.max_new_tokens) for q in context.questions]
+    return json.dumps([context.id, context.instruction, context.text, context.chat, questions], default=str).encode()
+
+
+def _digests(data: Path | None, files: Iterable[Path]) -> dict[str, str]:
+    """sha256 of every file that was read, by its name in `data`. Raises RequestError if none was: `data` is ignored."""
+    found = {}
+    for file in sorted(files):
+        with open(file, "rb") as stream:
+            name = file.relative_to(data) if data is not None and file.is_relative_to(data) else file
+            found[name.as_posix()] = hashlib.file_digest(stream, "sha256").hexdigest()
+    if data is not None and not found:
+        raise RequestError(
+            f"nothing in --data {data} was read: what was asked for has no official file there and would be "
+            "generated; leave --data out, or name another folder"
+        )
+    return found
 
 
 def _context(
@@ -249,7 +309,7 @@ class _Children:
             try:
                 child = whole.compact(arm.policy)
             except Exception as error:
-                self.failed[arm.id] = reason_to_skip(error, "compacting")
+                self.failed[arm.id] = reason_to_skip(error, "compacting", arm.policy)
                 continue
             finally:
                 progress.seconds["compact"] += time.perf_counter() - start
@@ -435,7 +495,8 @@ def _describe(plan: Plan, folder: Path, context: Context, whole: Session, kept: 
     path = folder / "contexts" / f"{file_name(context.id)}.json"
     if path.exists():
         return
-    path.parent.mkdir(exist_ok=True)
+    with writing(path.parent):
+        path.parent.mkdir(exist_ok=True)
     tokens = whole.tokens
     write_json(
         path,
@@ -444,7 +505,7 @@ def _describe(plan: Plan, folder: Path, context: Context, whole: Session, kept: 
             "task": context.task,
             "source": context.source,
             "meta": dict(context.meta),
-            "pieces": [plan.engine.decode([token]) for token in tokens],
+            "pieces": pieces(plan.engine.decode, tokens),
             "heads": sum(plan.engine.geometry.kv_heads),
             "questions": {
                 q.id: {"text": q.text, "answer_prefix": q.answer_prefix, "references": list(q.references)}

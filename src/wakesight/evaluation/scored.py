@@ -1,14 +1,14 @@
 """The rows that count, and what the statistics read from them: grades by task and arm, estimates, differences.
 
-Takes rows in any order; gives numbers that depend on the rows alone. Next: comparison.py (for the report) and
-summary.py (summary.json).
+Takes rows in any order; gives numbers that depend on the rows alone. Next: families.py (which differences are
+looked at), then comparison.py (for the report) and summary.py (summary.json).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, overload
 
 from wakesight.evaluation.arms import WHOLE, split_id
 from wakesight.evaluation.intervals import (
@@ -20,6 +20,7 @@ from wakesight.evaluation.intervals import (
     estimate,
     estimate_over_tasks,
 )
+from wakesight.evaluation.measures import limits
 from wakesight.evaluation.records import Row, canonical, unit
 
 ALL = "mean"  # the row over all tasks, every task weighing the same
@@ -62,6 +63,11 @@ class Scored:
             _grades=grades,
         )
 
+    @property
+    def compared(self) -> tuple[str, ...]:
+        """What two arms are compared on: every task, and their mean where there are several to take it of."""
+        return (*self.tasks, ALL) if len(self.tasks) > 1 else self.tasks
+
     def grades(self, rule: str, task: str, arm: str) -> Grades:
         """By context, questions in order; empty where there are none."""
         return self._grades.get((rule, task, arm), {})
@@ -71,14 +77,16 @@ class Scored:
         held = self._by_task(rule, task, arm)
         if held is None:
             return None
-        return estimate_over_tasks(held, self.seed) if task == ALL else estimate(held[task], self.seed)
+        settings = self.seed, limits(rule)
+        return estimate_over_tasks(held, *settings) if task == ALL else estimate(held[task], *settings)
 
     def difference(self, rule: str, task: str, first: str, second: str) -> Difference | None:
         """first - second, paired; None where either has no grades."""
         a, b = self._by_task(rule, task, first), self._by_task(rule, task, second)
         if a is None or b is None:
             return None
-        return difference_over_tasks(a, b, self.seed) if task == ALL else difference(a[task], b[task], self.seed)
+        settings = self.seed, limits(rule)
+        return difference_over_tasks(a, b, *settings) if task == ALL else difference(a[task], b[task], *settings)
 
     def facts(self) -> dict[str, Any]:
         """What was run and what was left out, for people and programs alike."""
@@ -100,9 +108,18 @@ class Scored:
         return held if held and all(held.values()) else None
 
 
-def rounded(value: float) -> float:
-    """Six places: what a file holds of a statistic."""
-    return round(float(value), 6)
+@overload
+def rounded(value: float) -> float: ...
+@overload
+def rounded(value: None) -> None: ...
+def rounded(value: float | None) -> float | None:
+    """Six places: what a file holds of a statistic. None stays None: an interval that there is not."""
+    return None if value is None else round(float(value), 6)
+
+
+def counted(number: int, noun: str) -> str:
+    """ "1 context", "1,200 contexts"."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def _answered_by_all(rows: Sequence[Row]) -> list[Row]:

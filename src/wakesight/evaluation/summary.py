@@ -1,13 +1,14 @@
 """summary.json: one row per task and arm, and the paired differences between arms, Holm-adjusted by family.
 
-{"suite", "questions", "scored_questions", "contexts", "skipped", "sources",
+{"suite", "rule", "first", "questions", "scored_questions", "contexts", "skipped", "sources",
  "arms":   [{suite, task, arm, method, allocation, evicted, unit, page, keep, n, contexts, mean, low, high,
              official_mean, kept_entries, kv_bytes_ratio}],
  "paired": [{suite, task, family, a, b, diff, low, high, p, p_raw, n, contexts}]}
 
 mean, low, high and diff are from 0 to 1 under the strict rule; a fidelity run has no grades, there they are shares
-of positions with the same most likely token, and kl and nll stand beside them as {mean, low, high}. Task "mean"
-stands over all tasks, every task weighing the same. n: questions. diff: a minus b.
+of positions with the same most likely token, and kl and nll stand beside them as {mean, low, high}. rule says which.
+low and high are null where a task has one context only (intervals.py). Task "mean" stands over all tasks, every task
+weighing the same. n: questions. diff: a minus b. first: what family "first" compares with (families.py).
 
 A pure function of the rows and of what was asked for; the order of the rows has no part in it.
 """
@@ -18,14 +19,15 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from wakesight.evaluation.arms import WHOLE, ArmFacts, facts_of
-from wakesight.evaluation.intervals import Estimate, holm
+from wakesight.evaluation import measures
+from wakesight.evaluation.arms import facts_of
+from wakesight.evaluation.families import first_named, pairs
+from wakesight.evaluation.intervals import Estimate
+from wakesight.evaluation.measures import LOWER_IS_BETTER, MAIN, limits
 from wakesight.evaluation.records import Row
-from wakesight.evaluation.scored import ALL, Scored, rounded
+from wakesight.evaluation.scored import ALL, Scored, counted, rounded
 from wakesight.evaluation.suites.table import task_id
-from wakesight.registry import read_names
 
-MAIN = ("strict", "top1")  # the rule that mean, low and high are under: the first that the rows have
 BESIDE = ("kl", "nll")
 
 
@@ -34,11 +36,24 @@ def summarise(rows: Sequence[Row], arguments: Mapping[str, Any]) -> dict[str, An
     scored = Scored.of(rows, int(arguments.get("seed") or 0))
     suite = str(arguments.get("suite") or "")
     rule = next((name for name in MAIN if name in scored.rules), None)
-    found: dict[str, Any] = {"suite": suite, **scored.facts(), "arms": [], "paired": []}
+    found: dict[str, Any] = {"suite": suite, "rule": rule, **scored.facts(), "arms": [], "paired": []}
     if rule is not None:
+        found["first"] = first_named(scored, arguments)
         found["arms"] = list(_arms(scored, suite, rule))
-        found["paired"] = _paired(scored, suite, rule, _first_named(scored, arguments))
+        found["paired"] = _paired(scored, suite, rule, arguments)
     return found
+
+
+def title(summary: Mapping[str, Any]) -> str:
+    """One line over a table of its means: what they are, which way is up, of how many questions."""
+    rule = str(summary["rule"])
+    bounds = limits(rule)
+    what = measures.title(rule) + ("" if bounds is None else f" from {bounds[0]:g} to {bounds[1]:g}")
+    better = "lower" if rule in LOWER_IS_BETTER else "higher"
+    scored, contexts = (
+        counted(summary[name], noun) for name, noun in (("scored_questions", "question"), ("contexts", "context"))
+    )
+    return f"{what}, {better} is better; means of {scored}, {contexts}"
 
 
 def _arms(scored: Scored, suite: str, rule: str) -> Iterator[dict[str, Any]]:
@@ -73,64 +88,21 @@ def _kept(scored: Scored, arm: str) -> dict[str, tuple[float, float]]:
     }
 
 
-def _paired(scored: Scored, suite: str, rule: str, first: str | None) -> list[dict[str, Any]]:
-    """Three families of comparisons, each adjusted by itself, no pair of a task in two of them.
-
-    "whole": every arm against the unpruned baseline, task by task and over all. "first": every arm against the
-    first-named method and allocation at the same fraction, task by task. "pairs": over all tasks, every two arms
-    of one fraction.
-    """
-    evicting = sorted((arm for arm in scored.arms if arm != WHOLE), key=lambda arm: _curve(facts_of(arm)) != first)
-    whole = [(task, arm, WHOLE) for task in (*scored.tasks, ALL) for arm in evicting if WHOLE in scored.arms]
-    equals: dict[float, list[str]] = {}
-    for arm in evicting:  # the first-named stands in front
-        equals.setdefault(facts_of(arm).keep, []).append(arm)
-    against = [
-        (task, arm, arms[0])
-        for task in scored.tasks
-        for arms in equals.values()
-        for arm in arms[1:]
-        if _curve(facts_of(arms[0])) == first
-    ]
-    pairs = [(ALL, b, a) for arms in equals.values() for a, b in itertools.combinations(arms, 2)]
-    rows: list[dict[str, Any]] = []
-    for family, compared in (("whole", whole), ("first", against), ("pairs", pairs)):
-        made: list[dict[str, Any]] = []
-        raw: list[float] = []
-        for task, a, b in compared:
-            found = scored.difference(rule, task, a, b)
-            if found is None:
-                continue
-            interval = {"diff": rounded(found.mean), "low": rounded(found.low), "high": rounded(found.high)}
-            raw.append(found.p_value)
-            made.append({
-                "suite": suite, "task": _named(suite, task), "family": family, "a": a, "b": b, **interval,
-                "p_raw": rounded(found.p_value), "n": found.questions, "contexts": found.contexts,
-            })  # fmt: skip
-        for row, value in zip(made, holm(raw), strict=True):
-            row["p"] = rounded(value)
-        rows += made
-    return rows
-
-
-def _first_named(scored: Scored, arguments: Mapping[str, Any]) -> str | None:
-    """The curve that was named first; where nobody knows what was named, the first of the sorted arms."""
-    try:
-        names = [read_names(arguments[name])[0] for name in ("methods", "allocations", "evicted")]
-    except (KeyError, IndexError):
-        names = []
-    curves = [_curve(facts_of(arm)) for arm in scored.arms if arm != WHOLE]
-    named = "/".join(names)
-    return named if named in curves else next(iter(curves), None)
-
-
-def _curve(arm: ArmFacts) -> str:
-    return f"{arm.method}/{arm.allocation}/{arm.evicted}"
+def _paired(scored: Scored, suite: str, rule: str, arguments: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return [
+        {
+            "suite": suite, "task": _named(suite, one.task), "family": one.family, "a": one.a, "b": one.b,
+            "diff": rounded(one.found.mean), "low": rounded(one.found.low), "high": rounded(one.found.high),
+            "p_raw": rounded(one.found.p_value), "n": one.found.questions, "contexts": one.found.contexts,
+            "p": rounded(one.p),
+        }
+        for one in pairs(scored, rule, arguments)
+    ]  # fmt: skip
 
 
 def _named(suite: str, task: str) -> str:
     return task if task == ALL else task_id(suite, task)
 
 
-def _interval(found: Estimate) -> dict[str, float]:
+def _interval(found: Estimate) -> dict[str, float | None]:
     return {"mean": rounded(found.mean), "low": rounded(found.low), "high": rounded(found.high)}

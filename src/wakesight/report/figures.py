@@ -79,21 +79,25 @@ def _arranged(group: Sequence[Panel], styles: Mapping[str, Look]) -> Any:
     return figure
 
 
+def task_title(task: str) -> str:
+    return "mean over tasks" if task == ALL else task
+
+
 def _scores(run: Run, rule: str, styles: Mapping[str, Look]) -> Iterator[Panel]:
     means = run.comparison["rules"][rule]["means"]
     tasks = [ALL, *run.comparison["tasks"]] if len(run.comparison["tasks"]) > 1 else run.comparison["tasks"]
     for task in tasks:
-        name = "mean over tasks" if task == ALL else task
+        name = task_title(task)
         about = f"{rules.title(rule)} of {name} over the kept fraction, one curve per method"
         yield Panel(f"score-{rule}", name, about, _drawing(panels.score, name, rule, means[task], styles))
 
 
 def _differences(run: Run, rule: str, styles: Mapping[str, Look]) -> Iterator[Panel]:
-    for task, cells in run.comparison["rules"][rule]["minus_whole"].items():
-        if cells:
-            about = f"{rules.title(rule)} of {task}: every arm minus the whole cache, with 95% intervals"
-            draw = _drawing(panels.forest, task, cells, styles)
-            yield Panel(f"differences-{rule}", task, about, draw, WIDTH + 0.6, 0.8 + ROW * len(cells))
+    for task, cells in run.apart(rule, "whole").items():
+        name = task_title(task)
+        about = f"{rules.title(rule)} of {name}: every arm minus the whole cache, with 95% intervals"
+        draw = _drawing(panels.forest, name, cells, styles)
+        yield Panel(f"differences-{rule}", name, about, draw, WIDTH + 0.6, 0.8 + ROW * len(cells))
 
 
 def _costs(run: Run, styles: Mapping[str, Look]) -> Iterator[Panel]:

@@ -11,6 +11,7 @@ from string import Template
 from typing import Any
 
 import wakesight
+from wakesight.evaluation.scored import counted
 from wakesight.report.folder import Run
 from wakesight.report.items import Items, collect
 from wakesight.report.palette import DARK, LIGHT, css
@@ -54,8 +55,8 @@ def _left_out(items: Items) -> str:
     if not items.left_out:
         return ""
     return (
-        f"{items.left_out} contexts are not in this page, to keep its size in bounds; the tables and figures count "
-        "them, and the run folder has them. Use --contexts to embed more."
+        f"{counted(items.left_out, 'context')} left out of this page, to keep its size in bounds; the tables and "
+        "figures count them, and the run folder has them. Use --contexts to embed more."
     )
 
 

@@ -24,18 +24,18 @@ class Grid:
 
 
 def score(axes: Any, title: str, rule: str, cells: Cells, looks: Mapping[str, Look]) -> None:
-    """One curve per method over p, its 95% band, and the whole cache as a dashed line."""
+    """One curve per method over keep, its 95% band, and the whole cache as a dashed line."""
     for curve, points in curves(cells).items():
         look = looks[curve]
         p = [name.keep for name in points]
         line(axes, p, [cells[name.id]["mean"] for name in points], look)
-        if all("low" in cells[name.id] for name in points) and len(points) > 1:
+        if all(cells[name.id].get("low") is not None for name in points) and len(points) > 1:
             low, high = ([cells[name.id][end] for name in points] for end in ("low", "high"))
             axes.fill_between(p, low, high, color=look.colour, alpha=0.10, linewidth=0, gid=f"curve{look.index}")
     if WHOLE in cells:
         _baseline(axes, cells[WHOLE]["mean"])
     fractions(axes, cells)
-    values = [cell[end] for cell in cells.values() for end in ("mean", "low", "high") if end in cell]
+    values = [cell[end] for cell in cells.values() for end in ("mean", "low", "high") if cell.get(end) is not None]
     if rule not in rules.LOWER_IS_BETTER and values and min(values) >= 0 and max(values) <= 1:
         axes.set_ylim(-0.03, 1.03)
     axes.set_title(title)
@@ -51,7 +51,7 @@ def line(axes: Any, p: Sequence[float], values: Sequence[float], look: Look) -> 
 
 
 def fractions(axes: Any, arms: Cells | Sequence[str]) -> None:
-    """A logarithmic axis of p with a tick at every fraction that was run."""
+    """A logarithmic axis of keep with a tick at every fraction that was run."""
     ticks = sorted({name.keep for name in map(parse, arms) if name.id != WHOLE})
     if not ticks:
         return
@@ -59,7 +59,7 @@ def fractions(axes: Any, arms: Cells | Sequence[str]) -> None:
     axes.set_xlim(ticks[0] * 0.88, ticks[-1] * 1.14)
     axes.set_xticks(ticks, [f"{p:g}" for p in ticks])
     axes.minorticks_off()
-    axes.set_xlabel("p, kept fraction")
+    axes.set_xlabel("keep, the kept fraction")
 
 
 def _baseline(axes: Any, value: float) -> None:
@@ -67,12 +67,13 @@ def _baseline(axes: Any, value: float) -> None:
 
 
 def forest(axes: Any, title: str, cells: Cells, looks: Mapping[str, Look]) -> None:
-    """Every arm minus the whole cache with its interval; filled where Holm's p is below 0.05."""
+    """Every arm minus the whole cache with its interval, if it has one; filled where it is significant."""
     names = [name for points in curves(cells).values() for name in points]
     for place, name in enumerate(names):
         cell, look = cells[name.id], looks[name.curve]
-        clear = cell["p_holm"] < 0.05
-        axes.plot([cell["low"], cell["high"]], [place, place], color=look.colour, linewidth=1.3)
+        clear = rules.significant(cell)
+        if cell["low"] is not None:
+            axes.plot([cell["low"], cell["high"]], [place, place], color=look.colour, linewidth=1.3)
         axes.plot(
             [cell["mean"]], [place], color=look.colour, marker=look.marker, markersize=5, markeredgewidth=1.1,
             markerfacecolor=look.colour if clear else PAPER, linestyle="none",
@@ -86,7 +87,7 @@ def forest(axes: Any, title: str, cells: Cells, looks: Mapping[str, Look]) -> No
 
 
 def over_p(axes: Any, title: str, unit: str, values: Mapping[str, float], looks: Mapping[str, Look]) -> None:
-    """A cost (arm -> number) over p; the whole cache's as a dashed line where it has one."""
+    """A cost (arm -> number) over keep; the whole cache's as a dashed line where it has one."""
     for curve, points in curves(values).items():
         line(axes, [name.keep for name in points], [values[name.id] for name in points], looks[curve])
     if WHOLE in values:

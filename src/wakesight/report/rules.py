@@ -1,22 +1,24 @@
-"""What a grade rule means to a reader, and which way is up."""
+"""Which grade rule a reader sees first, and which value of it is the better one."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-TITLES = {
-    "official": "official grade",
-    "strict": "strict grade",
-    "kl": "KL divergence from the whole cache (nats)",
-    "top1": "same most likely token as the whole cache",
-    "nll": "negative log-likelihood of the text (nats)",
+from wakesight.evaluation.measures import LOWER_IS_BETTER as LOWER_IS_BETTER
+from wakesight.evaluation.measures import TITLES
+from wakesight.evaluation.measures import title as title
+
+FAMILY_TITLES = {  # of evaluation.families, in the order of reading
+    "whole": "Paired differences to the whole cache",
+    "first": "Paired differences to the method that was named first",
+    "pairs": "Every two methods at the same keep",
 }
-LOWER_IS_BETTER = frozenset({"kl", "nll"})
-
-
-def title(rule: str) -> str:
-    return TITLES.get(rule, rule)
+INTERVALS = (
+    "Intervals are 95 %, from a bootstrap over contexts; wider, by Wilson's bound, where all contexts gave the same; "
+    "none (-) where a task has one context only."
+)
+P_VALUES = "p-values are from sign flips of whole contexts, adjusted by Holm within each table of differences."
 
 
 def ordered(rules: Iterable[str]) -> list[str]:
@@ -35,6 +37,11 @@ def distinct(results: Mapping[str, Any]) -> dict[str, str]:
         else:
             titles[twin] += f" = {title(rule)}"
     return titles
+
+
+def significant(cell: Mapping[str, Any]) -> bool:
+    """Whether a difference stands out: its adjusted p-value is below 0.05."""
+    return bool(cell["p_holm"] < 0.05)
 
 
 def better(rule: str, first: float, second: float) -> bool:

@@ -7,9 +7,11 @@ from html import escape
 from typing import Any
 
 from wakesight.evaluation.config import arguments_of
+from wakesight.evaluation.scored import counted
 from wakesight.report import rules, verdict
+from wakesight.report.arm_names import curve_label
 from wakesight.report.figures import WIDTH, Panel, panel_svg, run_panels
-from wakesight.report.folder import Run
+from wakesight.report.folder import DROPPED, Run
 from wakesight.report.inline_svg import inline
 from wakesight.report.markup import definitions
 from wakesight.report.palette import looks
@@ -40,13 +42,14 @@ def _header(run: Run) -> str:
     about, arguments = run.comparison, run.arguments
     what = [f"{arguments[name]}" for name in ("suite", "model") if arguments.get(name)]
     facts = [
-        f"{about['contexts']:,} contexts",
-        f"{about['scored_questions']:,} of {about['questions']:,} questions scored",
+        counted(about["contexts"], "context"),
+        run.progress,
         f"{len(about['arms'])} arms",
         *(f"{name} {arguments[name]}" for name in ("length", "seed") if arguments.get(name) is not None),
     ]
     chips = "".join(f"<li>{escape(fact)}</li>" for fact in facts)
-    return f'<header><h1>{escape(" · ".join(what) or run.name)}</h1><ul class="chips">{chips}</ul></header>'
+    left_out = f'<p class="quiet">{DROPPED}</p>{_list(run.dropped)}' if run.dropped else ""
+    return f'<header><h1>{escape(" · ".join(what) or run.name)}</h1><ul class="chips">{chips}</ul>{left_out}</header>'
 
 
 def _rule_picker(titles: Mapping[str, str], place: int) -> str:
@@ -59,26 +62,19 @@ def _rule_picker(titles: Mapping[str, str], place: int) -> str:
 
 
 def _rule_sections(run: Run, rule: str, panels: dict[str, list[Panel]], name: str) -> Iterator[str]:
-    lower = " Lower is better." if rule in rules.LOWER_IS_BETTER else ""
+    better = "Lower is better." if rule in rules.LOWER_IS_BETTER else "Higher is better."
     yield (
         f'<section id="{name}-scores"><h2>Scores</h2>{verdict.best_cards(run, rule)}'
-        '<p class="quiet">Cards show the best of all methods at each kept fraction p, so luck favours them; '
-        "the table has every arm with its 95% interval (bootstrap over contexts). Bold is the best of its p."
-        f"{lower}</p>{verdict.score_table(run, rule)}</section>"
+        '<p class="quiet">Cards show the best of all methods at each keep, the kept fraction, so luck favours them; '
+        f"the table has every arm. {rules.INTERVALS} Bold is the best of its keep. {better}</p>"
+        f"{verdict.score_table(run, rule)}</section>"
     )
     yield _figures(
-        f"{name}-curves", "Scores over p", panels.get(f"score-{rule}", []),
+        f"{name}-curves", "Scores over keep", panels.get(f"score-{rule}", []),
         "Dashed: the whole cache. Bands are 95% intervals. Choose a method in the legend to bring it forward.",
         legend=_legend(run),
     )  # fmt: skip
-    if any(run.comparison["rules"][rule]["minus_whole"].values()):
-        yield (
-            f'<section id="{name}-differences"><h2>Paired differences to the whole cache</h2>'
-            '<p class="quiet">Question by question, arm minus whole cache, with 95% intervals. p is from sign flips of '
-            "whole contexts, Holm-adjusted over this table; bold and filled: below 0.05.</p>"
-            f"{verdict.difference_table(run, rule)}"
-            f"{_panels(panels.get(f'differences-{rule}', []), f'{name}-d')}</section>"
-        )
+    yield from _differences(run, rule, panels.get(f"differences-{rule}", []), name)
     if f"depth-{rule}" in panels:
         yield _figures(
             f"{name}-depth", "Needle depth and context length", panels[f"depth-{rule}"],
@@ -88,6 +84,28 @@ def _rule_sections(run: Run, rule: str, panels: dict[str, list[Panel]], name: st
         yield (
             f'<section id="{name}-areas"><h2>Mean height of the curves</h2><p class="quiet">Area under a method\'s '
             f"curve over the kept fractions it was run at.</p>{verdict.area_table(run, rule)}</section>"
+        )
+
+
+def _differences(run: Run, rule: str, panels: Sequence[Panel], name: str) -> Iterator[str]:
+    apart = run.comparison["rules"][rule]["apart"]
+    if apart["whole"]:
+        yield (
+            f'<section id="{name}-differences"><h2>{rules.FAMILY_TITLES["whole"]}</h2>'
+            f'<p class="quiet">Question by question, arm minus whole cache. {rules.P_VALUES} Bold and filled: below '
+            f"0.05.</p>{verdict.difference_table(run, rule, 'whole')}{_panels(panels, f'{name}-d')}</section>"
+        )
+    blocks = []
+    if apart["first"]:
+        head = f"{rules.FAMILY_TITLES['first']}, {curve_label(run.comparison['first'])}"
+        blocks.append(f"<h3>{escape(head)}</h3>{verdict.difference_table(run, rule, 'first')}")
+    if apart["pairs"]:
+        over = ", mean over tasks" if len(run.comparison["tasks"]) > 1 else ""
+        blocks.append(f"<h3>{rules.FAMILY_TITLES['pairs']}{over}</h3>{verdict.pair_table(run, rule)}")
+    if blocks:
+        yield (
+            f'<section id="{name}-methods"><h2>Methods against each other</h2><p class="quiet">Question by question, '
+            f"at the same keep. {rules.P_VALUES} Bold and filled: below 0.05.</p>{''.join(blocks)}</section>"
         )
 
 
@@ -119,9 +137,21 @@ def _legend(run: Run) -> str:
 
 def _costs(run: Run, panels: Sequence[Panel], name: str) -> str:
     return (
-        f'<section id="{name}-costs"><h2>Bytes and seconds</h2><p class="quiet">A scorer runs once per context for all '
-        "arms of a method. These seconds are from inside the evaluation; for speed comparisons use wakesight bench, "
-        f"which alternates its arms.</p>{verdict.cost_table(run)}{_panels(panels, f'{name}-c')}</section>"
+        f'<section id="{name}-costs"><h2>Bytes and seconds</h2><p class="quiet">{_prefix(run)}A scorer runs once '
+        "per context for all arms of a method. These seconds are from inside the evaluation; for speed comparisons "
+        f"use wakesight bench, which alternates its arms.</p>{verdict.cost_table(run)}"
+        f"{_panels(panels, f'{name}-c')}</section>"
+    )
+
+
+def _prefix(run: Run) -> str:
+    """Why the share of all bytes lies above keep, where it does."""
+    found = [row["prefix"] for row in run.rows if row.get("prefix")]
+    if not found:
+        return ""
+    return (
+        f"keep is of the entries behind the protected prefix ({sum(found) / len(found):,.0f} tokens here), which every "
+        "arm holds besides: in short contexts the share of all bytes is well above keep. "
     )
 
 

@@ -24,6 +24,12 @@ def report_folder(folder: Path) -> Path:
     raise RequestError(f"{folder} has no report yet; type: wakesight report {folder}")
 
 
+def outdated(report: Path) -> bool:
+    """Whether the run that this report lies in was written to after the report was made."""
+    records = report.resolve().parent / "records.jsonl"
+    return records.is_file() and records.stat().st_mtime > (report / PAGE).stat().st_mtime
+
+
 def server(folder: Path, port: int = 0) -> ThreadingHTTPServer:
     """Serves the report in `folder`; port 0 takes a free one. Raises RequestError for a port that is taken."""
     if not 0 <= port <= 65535:

@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from wakesight.evaluation.scored import ALL
+from wakesight.evaluation.scored import ALL, counted
 from wakesight.report import rules
 from wakesight.report.arm_names import curve_label, parse
 from wakesight.report.costs import costs
-from wakesight.report.folder import Run
+from wakesight.report.folder import DROPPED, Run
 
 Value = str | int | float | None
 
@@ -42,20 +42,20 @@ def scores(run: Run) -> Table:
         for task, by_arm in run.comparison["rules"][rule]["means"].items()
         for arm, cell in by_arm.items()
     ]
-    return Table("scores", "Scores", ("rule", "task", "arm", "method", "p", *numbers), tuple(rows))
+    return Table("scores", "Scores", ("rule", "task", "arm", "method", "keep", *numbers), tuple(rows))
 
 
 def differences(run: Run) -> Table:
-    """Every arm minus the whole cache, question by question."""
+    """Arm minus arm, question by question, in the families in which p-values are adjusted."""
     numbers = ("mean", "low", "high", "p_value", "p_holm", "questions", "contexts")
     rows = [
-        (rule, task, arm, parse(arm).curve, parse(arm).keep, *(cell.get(name) for name in numbers))
+        (rule, family, cell["task"], cell["a"], cell["b"], name.curve, name.keep, *(cell[x] for x in numbers))
         for rule in rules.ordered(run.comparison["rules"])
-        for task, by_arm in run.comparison["rules"][rule]["minus_whole"].items()
-        for arm, cell in by_arm.items()
+        for family, cells in run.comparison["rules"][rule]["apart"].items()
+        for cell, name in ((cell, parse(cell["a"])) for cell in cells)
     ]
-    columns = ("rule", "task", "arm", "method", "p", "difference", *numbers[1:])
-    return Table("differences", "Paired differences to the whole cache", columns, tuple(rows))
+    columns = ("rule", "family", "task", "arm", "against", "method", "keep", "difference", *numbers[1:])
+    return Table("differences", "Paired differences", columns, tuple(rows))
 
 
 def areas(run: Run) -> Table:
@@ -66,7 +66,7 @@ def areas(run: Run) -> Table:
         for task, by_family in run.comparison["rules"][rule]["areas"].items()
         for family, area in by_family.items()
     ]
-    return Table("areas", "Mean height of the curve over p", ("rule", "task", "method", "area"), tuple(rows))
+    return Table("areas", "Mean height of the curve over keep", ("rule", "task", "method", "area"), tuple(rows))
 
 
 def costs_table(run: Run) -> Table:
@@ -76,7 +76,9 @@ def costs_table(run: Run) -> Table:
          one.score_s, one.compact_s)
         for arm, one in costs(run).items()
     ]  # fmt: skip
-    columns = ("arm", "method", "p", "tokens", "kept_entries", "kv_bytes_kept", "kv_bytes_full", "score_s", "compact_s")
+    columns = (
+        "arm", "method", "keep", "tokens", "kept_entries", "kv_bytes_kept", "kv_bytes_full", "score_s", "compact_s",
+    )  # fmt: skip
     return Table("costs", "Entries, bytes and seconds", columns, tuple(rows))
 
 
@@ -88,7 +90,7 @@ def skipped(run: Run) -> Table:
 def wide_scores(run: Run, rule: str) -> Table:
     """Arms down, the mean over tasks and every task across; a cell is "mean [low, high]"."""
     means = run.comparison["rules"][rule]["means"]
-    tasks = [ALL, *run.comparison["tasks"]]
+    tasks = [*([ALL] if len(run.comparison["tasks"]) > 1 else []), *run.comparison["tasks"]]
     rows = [
         (parse(arm).label, *(_interval(means[task][arm]) if arm in means[task] else None for task in tasks))
         for arm in run.comparison["arms"]
@@ -97,16 +99,18 @@ def wide_scores(run: Run, rule: str) -> Table:
     return Table(f"wide-{rule}", title, ("arm", *tasks), tuple(rows))
 
 
-def wide_differences(run: Run, rule: str) -> Table:
-    """One row per arm and task, numbers rounded for reading."""
-    apart = run.comparison["rules"][rule]["minus_whole"]
+def wide_differences(run: Run, rule: str, family: str) -> Table:
+    """One row per comparison, numbers rounded for reading."""
     rows = [
-        (parse(arm).label, task, _interval(cell, "+.3f"), f"{cell['p_value']:.3g}", f"{cell['p_holm']:.3g}")
-        for task, by_arm in apart.items()
-        for arm, cell in by_arm.items()
-    ]
-    title = f"Paired differences to the whole cache, {rules.title(rule)}"
-    return Table(f"apart-{rule}", title, ("arm", "task", "difference [95 %]", "p", "p (Holm)"), tuple(rows))
+        (
+            parse(cell["a"]).label, parse(cell["b"]).label, cell["task"], _interval(cell, "+.3f"),
+            f"{cell['p_value']:.3g}", f"{cell['p_holm']:.3g}",
+        )
+        for cell in run.comparison["rules"][rule]["apart"][family]
+    ]  # fmt: skip
+    title = f"{rules.FAMILY_TITLES[family]}, {rules.title(rule)}"
+    columns = ("arm", "minus", "task", "difference [95 %]", "p-value", "p-value (Holm)")
+    return Table(f"apart-{family}-{rule}", title, columns, tuple(rows))
 
 
 def markdown(runs: Sequence[Run]) -> str:
@@ -118,11 +122,15 @@ def _markdown_run(run: Run) -> list[str]:
     about = run.comparison
     blocks = [
         f"# {_plain(run.name)}\n",
-        f"{about['scored_questions']} of {about['questions']} questions scored, {about['contexts']} contexts. "
-        "Intervals are 95 %, from a bootstrap over contexts. p is the kept fraction.\n",
+        f"{run.progress}, {counted(about['contexts'], 'context')}. The number in an arm's name is keep, the kept "
+        f"fraction. {rules.INTERVALS} {rules.P_VALUES}\n",
     ]
+    if run.dropped:
+        blocks.append(f"{DROPPED}\n\n" + "\n".join(f"- {_plain(one)}" for one in run.dropped) + "\n")
     for rule in rules.ordered(about["rules"]):
-        blocks += [to_markdown(wide_scores(run, rule)), to_markdown(wide_differences(run, rule))]
+        blocks.append(to_markdown(wide_scores(run, rule)))
+        tables = (wide_differences(run, rule, family) for family in rules.FAMILY_TITLES)
+        blocks += [to_markdown(table) for table in tables if table.rows]
     if any(one["areas"] for one in about["rules"].values()):
         blocks.append(to_markdown(areas(run)))
     blocks.append(to_markdown(costs_table(run)))
@@ -157,7 +165,7 @@ def _stacked(parts: Sequence[tuple[str, Table]]) -> Table:
 
 def _interval(cell: dict[str, Any], form: str = ".3f") -> str:
     mean = f"{cell['mean']:{form}}"
-    return f"{mean} [{cell['low']:{form}}, {cell['high']:{form}}]" if "low" in cell else mean
+    return f"{mean} [-]" if cell["low"] is None else f"{mean} [{cell['low']:{form}}, {cell['high']:{form}}]"
 
 
 def _pipes(cells: Sequence[Value]) -> str:

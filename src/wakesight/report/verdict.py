@@ -1,13 +1,13 @@
-"""The tables of the page: scores, the best at each p, differences, costs, areas."""
+"""The tables of the page: scores, the best at each kept fraction, differences, costs, areas."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from html import escape
 from typing import Any
 
 from wakesight.evaluation.arms import WHOLE
-from wakesight.evaluation.scored import ALL
+from wakesight.evaluation.scored import ALL, counted
 from wakesight.report import rules
 from wakesight.report.arm_names import ArmName, curve_label, parse
 from wakesight.report.costs import costs
@@ -19,7 +19,7 @@ Estimates = Mapping[str, Mapping[str, Any]]  # arm -> estimate
 
 
 def score_table(run: Run, rule: str) -> str:
-    """Arms down, tasks across; bold is the best arm of its p."""
+    """Arms down, tasks across; bold is the best arm of its kept fraction."""
     means = run.comparison["rules"][rule]["means"]
     tasks = [*_mean_column(run), *run.comparison["tasks"]]
     scale = _scale(means[task] for task in tasks)
@@ -31,13 +31,13 @@ def score_table(run: Run, rule: str) -> str:
         kept = held.get(arm)
         share = Cell("-") if kept is None else Cell(f"{kept.kept:,.0f}", kept.kept, f"{_mb(kept.kv_bytes_kept)}")
         cells = [_score(means[task].get(arm), rule, scale, arm in best[task]) for task in tasks]
-        rows.append([_arm(name, styles), Cell(f"{name.keep:g}", name.keep), *cells, share])
-    columns = ["method", "p", *("mean" if task == ALL else task for task in tasks), "kept entries"]
+        rows.append([_arm(name, styles), _keep(name), *cells, share])
+    columns = ["method", "keep", *("mean" if task == ALL else task for task in tasks), "kept entries"]
     return table(columns, rows, f"{rules.title(rule).capitalize()}: mean and 95% interval by arm and task")
 
 
 def best_cards(run: Run, rule: str) -> str:
-    """The whole cache and, for every p, the arm that came out best on the mean over tasks."""
+    """The whole cache and, for every kept fraction, the arm that came out best on the mean over tasks."""
     means = run.comparison["rules"][rule]["means"]
     cells: Estimates = means[ALL] or next(iter(means.values()), {})
     whole = cells.get(WHOLE, {}).get("mean")
@@ -45,12 +45,12 @@ def best_cards(run: Run, rule: str) -> str:
     styles = looks(run.comparison["arms"])
     for keep, winners in sorted(_best(cells, rule).items()):
         value = cells[winners[0]]["mean"]
-        share = f"{value / whole:.0%} of the whole cache" if whole and rule not in rules.LOWER_IS_BETTER else ""
+        share = f"{value / whole:.0%} of the whole cache's score" if whole and rule not in rules.LOWER_IS_BETTER else ""
         curve = parse(winners[0]).curve
         alone = len(winners) == 1
         cards.append(
             _card(
-                f"p = {keep:g}", value, curve if alone else f"{len(winners)} methods alike",
+                f"keep {keep:g}", value, curve if alone else f"{len(winners)} methods alike",
                 styles[curve] if alone else None, share,
             )
         )  # fmt: skip
@@ -65,19 +65,39 @@ def _card(head: str, value: float, name: str, look: Look | None, note: str = "")
     )
 
 
-def difference_table(run: Run, rule: str) -> str:
-    """Every arm minus the whole cache, task by task; bold where Holm's p is below 0.05."""
-    apart = run.comparison["rules"][rule]["minus_whole"]
-    tasks = [task for task, cells in apart.items() if cells]
+def difference_table(run: Run, rule: str, family: str) -> str:
+    """Every arm minus the one that its family compares it with, task by task; bold and filled where significant."""
+    apart = run.apart(rule, family)
     styles = looks(run.comparison["arms"])
-    largest = max((abs(cell["mean"]) for task in tasks for cell in apart[task].values()), default=0.0)
+    largest = _largest(cell for cells in apart.values() for cell in cells.values())
     rows = [
-        [_arm(parse(arm), styles), Cell(f"{parse(arm).keep:g}", parse(arm).keep)]
-        + [_difference(apart[task].get(arm), rule, largest) for task in tasks]
+        [_arm(parse(arm), styles), _keep(parse(arm))]
+        + [_difference(cells.get(arm), rule, largest) for cells in apart.values()]
         for arm in run.comparison["arms"]
-        if any(arm in apart[task] for task in tasks)
+        if any(arm in cells for cells in apart.values())
     ]
-    return table(["method", "p", *tasks], rows, f"{rules.title(rule).capitalize()}: arm minus whole cache, paired")
+    caption = f"{rules.title(rule).capitalize()}: {rules.FAMILY_TITLES[family]}"
+    return table(["method", "keep", *apart], rows, caption)
+
+
+def pair_table(run: Run, rule: str) -> str:
+    """Every two arms of one kept fraction, the first minus the second."""
+    cells = run.comparison["rules"][rule]["apart"]["pairs"]
+    styles = looks(run.comparison["arms"])
+    largest = _largest(cells)
+    rows = [
+        [
+            _arm(parse(cell["a"]), styles), _arm(parse(cell["b"]), styles), _keep(parse(cell["a"])),
+            _difference(cell, rule, largest),
+        ]
+        for cell in cells
+    ]  # fmt: skip
+    caption = f"{rules.title(rule).capitalize()}: {rules.FAMILY_TITLES['pairs']}"
+    return table(["method", "minus", "keep", "difference"], rows, caption, numeric_from=2)
+
+
+def _largest(cells: Iterable[Mapping[str, Any]]) -> float:
+    return max((abs(cell["mean"]) for cell in cells), default=0.0)
 
 
 def cost_table(run: Run) -> str:
@@ -89,19 +109,19 @@ def cost_table(run: Run) -> str:
         rows.append(
             [
                 _arm(name, styles),
-                Cell(f"{name.keep:g}", name.keep),
+                _keep(name),
                 Cell(f"{one.kept:,.0f}", one.kept),
                 Cell(_mb(one.kv_bytes_kept), one.kv_bytes_kept),
                 Cell(f"{one.kv_bytes_kept / one.kv_bytes_full:.1%}", one.kv_bytes_kept / one.kv_bytes_full),
                 *(_seconds(x if arm != WHOLE else None) for x in (one.score_s, one.compact_s)),
             ]
         )
-    columns = ["method", "p", "kept entries", "KV bytes", "of all bytes", "scoring, s", "compaction, s"]
+    columns = ["method", "keep", "kept entries", "KV bytes", "of all bytes", "scoring, s", "compaction, s"]
     return table(columns, rows, "What each arm holds and takes, means per context")
 
 
 def area_table(run: Run, rule: str) -> str:
-    """Mean height of every curve over p."""
+    """Mean height of every curve over the kept fraction."""
     found = run.comparison["rules"][rule]["areas"]
     tasks = [task for task in [*_mean_column(run), *run.comparison["tasks"]] if task in found]
     scale = _range([x for task in tasks for x in found[task].values()])
@@ -117,7 +137,7 @@ def area_table(run: Run, rule: str) -> str:
         for family in dict.fromkeys(family for task in tasks for family in found[task])
     ]  # fmt: skip
     columns = ["method", *("mean" if task == ALL else task for task in tasks)]
-    return table(columns, rows, f"{rules.title(rule).capitalize()}: mean height of the curve over p")
+    return table(columns, rows, f"{rules.title(rule).capitalize()}: mean height of the curve over keep")
 
 
 def _mean_column(run: Run) -> list[str]:
@@ -125,7 +145,7 @@ def _mean_column(run: Run) -> list[str]:
 
 
 def _best(cells: Estimates, rule: str) -> dict[float, list[str]]:
-    """p -> the arms with the best mean, the whole cache aside."""
+    """Kept fraction -> the arms with the best mean, the whole cache aside."""
     found: dict[float, list[str]] = {}
     for arm, cell in cells.items():
         if arm == WHOLE:
@@ -139,7 +159,7 @@ def _best(cells: Estimates, rule: str) -> dict[float, list[str]]:
 
 
 def _winners(cells: Estimates, rule: str) -> set[str]:
-    """The best arms of every p at which there is something to win."""
+    """The best arms of every kept fraction at which there is something to win."""
     sizes: dict[float, int] = {}
     for arm in cells:
         sizes[parse(arm).keep] = sizes.get(parse(arm).keep, 0) + (arm != WHOLE)
@@ -158,6 +178,10 @@ def _arm(name: ArmName, styles: Mapping[str, Look]) -> Cell:
     return Cell(name.curve, hint=name.id) if name.id == WHOLE else _curve(name.curve, styles, name.id)
 
 
+def _keep(name: ArmName) -> Cell:
+    return Cell(f"{name.keep:g}", name.keep)
+
+
 def _curve(curve: str, styles: Mapping[str, Look], hint: str = "") -> Cell:
     return Cell(curve, swatch=styles[curve].place, hint=hint)
 
@@ -165,10 +189,13 @@ def _curve(curve: str, styles: Mapping[str, Look], hint: str = "") -> Cell:
 def _score(cell: Mapping[str, Any] | None, rule: str, scale: tuple[float, float], best: bool) -> Cell:
     if cell is None:
         return EMPTY
-    interval = f"{cell['low']:.2f} to {cell['high']:.2f}" if "low" in cell else ""
     shade = rules.goodness(rule, cell["mean"], *scale)
-    hint = f"{cell['questions']} questions, {cell['contexts']} contexts" if "questions" in cell else ""
-    return Cell(f"{cell['mean']:.3f}", cell["mean"], interval, shade, strong=best, hint=hint)
+    hint = f"{counted(cell['questions'], 'question')}, {counted(cell['contexts'], 'context')}"
+    return Cell(f"{cell['mean']:.3f}", cell["mean"], _interval(cell, ".2f"), shade, strong=best, hint=hint)
+
+
+def _interval(cell: Mapping[str, Any], form: str) -> str:
+    return "-" if cell["low"] is None else f"{cell['low']:{form}} to {cell['high']:{form}}"
 
 
 def _value(value: float, rule: str, scale: tuple[float, float]) -> Cell:
@@ -180,14 +207,17 @@ def _difference(cell: Mapping[str, Any] | None, rule: str, largest: float) -> Ce
         return EMPTY
     mean = cell["mean"]
     tone = "good" if rules.better(rule, mean, 0.0) else "bad"
-    note = f"{cell['low']:+.2f} to {cell['high']:+.2f}, p {cell['p_holm']:.2g}"
-    hint = f"p {cell['p_value']:.3g}, Holm-adjusted {cell['p_holm']:.3g}; {cell['questions']} questions"
-    shade = abs(mean) / largest if largest else 0.0
-    return Cell(_minus(f"{mean:+.3f}"), mean, _minus(note), shade, tone, cell["p_holm"] < 0.05, hint=hint)
+    note = f"{_minus(_interval(cell, '+.2f'))}, p-value {cell['p_holm']:.2g}"
+    asked = counted(cell["questions"], "question")
+    hint = f"p-value {cell['p_value']:.3g}, Holm-adjusted {cell['p_holm']:.3g}; {asked}"
+    clear = rules.significant(cell)
+    shade = abs(mean) / largest if clear else None  # what may be chance has no colour
+    return Cell(_minus(f"{mean:+.3f}"), mean, note, shade, tone, clear, hint=hint)
 
 
 def _minus(text: str) -> str:
-    return text.replace("-", "\u2212")
+    """With the sign that is as wide as a plus; "-" alone is no sign."""
+    return text if text == "-" else text.replace("-", "\u2212")
 
 
 def _seconds(value: float | None) -> Cell:

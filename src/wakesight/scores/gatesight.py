@@ -39,11 +39,12 @@ class GateSight:
         return FeatureSpec(reader_parts(self.reader)).reads
 
     def resolved(self, artifact: Artifact | None) -> Self:
-        """This scorer with the reader that `artifact` really has. Raises RequestError without an artifact."""
+        """This scorer with the reader that `artifact` really has. Raises RequestError without one."""
         found = self._artifact(artifact)
         twin = TWINS.get(self.reader)
         if self.reader not in found.readers and twin is not None and twin in found.readers:
             return dataclasses.replace(self, reader=twin)
+        found.reader(self.reader)
         return self
 
     def score(self, signals: Signals) -> Scores:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, Self, get_args
 
 import torch
 from torch import Tensor
@@ -51,6 +51,11 @@ class TriAttention:
         one_of("triattention aggregate", self.aggregate, get_args(Aggregate))
         one_of("triattention group", self.group, get_args(Group))
         at_least("triattention reach", self.reach, 1, "it is how far behind the context queries are imagined")
+
+    def resolved(self, artifact: Any) -> Self:
+        """This scorer. Raises RequestError without query statistics, before anything is read."""
+        _measured(artifact)
+        return self
 
     def score(self, signals: Signals) -> Scores:
         layers = []
@@ -102,14 +107,19 @@ def _standard(scores: Tensor, held: Tensor | None, prefix: int) -> Tensor:
     return around / variance.sqrt().clamp_min(LEAST_SPREAD)
 
 
-def _statistics(signals: Signals, layer: int, shape: torch.Size) -> BandStatistics:
-    """Those of one layer, whose keys have `shape` [kv_head, token, dim]."""
-    stats: Mapping[str, Tensor] | None = signals.artifact and signals.artifact.query_stats
+def _measured(artifact: Any) -> Mapping[str, Tensor]:
+    stats: Mapping[str, Tensor] | None = artifact and artifact.query_stats
     if not stats:
         raise RequestError(
             "triattention needs statistics of this model's queries, which were not measured; measure them with: "
             "wakesight calibrate"
         )
+    return stats
+
+
+def _statistics(signals: Signals, layer: int, shape: torch.Size) -> BandStatistics:
+    """Those of one layer, whose keys have `shape` [kv_head, token, dim]."""
+    stats = _measured(signals.artifact)
     missing = [name for name in PARTS if f"{name}.{layer}" not in stats]
     if not missing:
         mean, size, omega, scale, rotary = (stats[f"{name}.{layer}"] for name in PARTS)

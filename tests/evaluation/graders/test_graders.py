@@ -150,6 +150,34 @@ def test_an_item_without_references_is_refused():
         grade("vt", "x", [])
 
 
+@pytest.mark.parametrize("task", ["niah_single_1", "scbench_vt", "scbench_many_shot", "qasper", "aime"])
+@pytest.mark.parametrize("reference", ["", " \n", ["right", ""]])
+def test_an_empty_reference_is_refused(task, reference):
+    """The rules that look for a reference in the reply find an empty one in every reply."""
+    with pytest.raises(RequestError, match=f"the item of {task} has an empty reference answer"):
+        grade(task, "x", reference)
+
+
+@pytest.mark.parametrize("task", ["niah_single_1", "scbench_many_shot", "scbench_mf", "qasper", "aime"])
+@pytest.mark.parametrize("reference", [None, [None], b"x", ["x", b"x"], {"x": 1}, [["x"]], True, object()])
+def test_a_reference_that_is_neither_text_nor_a_number_is_refused(task, reference):
+    with pytest.raises(RequestError, match=f"of {task} is neither text nor a number"):
+        grade(task, "x", reference)
+
+
+@pytest.mark.parametrize("task", ["niah_single_1", "scbench_kv", "qasper", "aime"])
+@pytest.mark.parametrize("reply", [None, 5, b"x", ["x"]])
+def test_a_reply_that_is_no_text_is_refused(task, reply):
+    with pytest.raises(RequestError, match=f"to an item of {task} is no text"):
+        grade(task, reply, "x")
+
+
+@pytest.mark.parametrize("task", ["niah_single_1", "scbench_vt", "scbench_many_shot", "scbench_qa_eng", "qasper"])
+def test_a_number_is_a_reference_like_its_text(task):
+    for rule in ("official", "strict"):
+        assert grade(task, "it is 417", 417, rule) == grade(task, "it is 417", "417", rule) > 0
+
+
 def test_other_extras_are_ignored():
     assert grade("vt", "ABCDE", "ABCDE", depth=0.5, options=None) == 1
 

@@ -156,7 +156,6 @@ def test_a_reference_without_a_paragraph_is_refused():
         ("#include <a>", "#include <a>", 0, 1),
         ("abcd", "abxd", 0.75, 0.75),
         ("abc", "abd", 0.67, 2 / 3),  # rounded to per cents
-        ("abc\n", "", 0, 0),
         ("", "abc", 0, 0),
     ],
 )

@@ -103,7 +103,9 @@ def test_items_are_the_first_lines(tmp_path: Path) -> None:
 def test_without_files_it_says_which_are_needed(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match=r"no substitutes; name a folder with --data that holds qasper\.jsonl"):
         list(longbench.contexts(asked(None, "qasper")))
-    with pytest.raises(RequestError, match=r"has no narrativeqa\.jsonl, qasper\.jsonl"):
+    with pytest.raises(RequestError, match=r"holds narrativeqa\.jsonl, .* and 18 more .* or fewer tasks with --tasks"):
+        list(longbench.contexts(asked(None)))
+    with pytest.raises(RequestError, match=r"has no narrativeqa\.jsonl, qasper\.jsonl, \S+ and 18 more; .* --tasks"):
         list(longbench.contexts(asked(tmp_path)))
 
 

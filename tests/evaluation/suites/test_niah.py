@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from wakesight.errors import RequestError
@@ -75,6 +77,18 @@ def test_a_row_is_asked_for_by_name():
 def test_bad_settings_are_refused(extra, wrong):
     with pytest.raises(RequestError, match=wrong):
         make(**extra)
+
+
+def test_a_row_that_is_too_short_is_named_with_what_to_type():
+    with pytest.raises(RequestError, match=r"niah_32 \(a quarter of --length 128\).*use --length \d+ or more") as error:
+        make(128)
+    proposed = int(re.search(r"--length (\d+) or more", str(error.value))[1])
+    assert proposed % 64 == 0
+    assert len(make(proposed)) == 40
+    with pytest.raises(RequestError, match=r"niah_256 \(a quarter of .*, or --option lengths=1024"):
+        list(niah.contexts(SuiteOptions(1024, 1, 0, len)))
+    with pytest.raises(RequestError, match=r"niah_40 \(one of --option lengths\).*use lengths=\d+ or more there"):
+        make(lengths=[40])
 
 
 def test_ids_are_unique_and_seeds_differ():

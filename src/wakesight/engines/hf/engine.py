@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import os
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +122,11 @@ class HFEngine:
         found: torch.device = self.model.device
         return found
 
+    @property
+    def end_tokens(self) -> frozenset[int]:
+        """Ids that end a reply."""
+        return self._ends
+
     def check_open(self) -> None:
         """Raise RequestError after `close`."""
         if self._detach is None:
@@ -158,7 +163,7 @@ class HFEngine:
             raise RequestError(f"instruction must be a text, not {shown(instruction)}; leave it out for none")
         query_window = whole_number(query_window, "query_window", 1, usual=WINDOW)
         wanted = wanted_signals(record, self)
-        self._check_record(wanted)
+        self.check_record(wanted)
         frame, context = self._tokens(text, instruction, chat)
         if not context:
             raise RequestError("the context is empty; give a document of at least one token")
@@ -275,6 +280,30 @@ class HFEngine:
             check_finite(read.last_hidden_state[:, -1])
         except BaseException as error:
             raise _explained(error, "a second pass") from error
+        finally:
+            state.truncate(held)
+
+    def stepping(self, state: SessionState, token: int, taps: Sequence[Tap]) -> Generator[int, None, None]:
+        """Greedy decoding seen step by step: feeds `token` behind `state`, then every token chosen; yields each one.
+
+        taps: as for `overhear`; each has watched a step before its token is yielded. An end-of-sequence id is yielded
+        like any other: the caller stops by closing the iterator, which leaves the state as it was. It ends at the
+        model's limit. Raises what `overhear` does.
+        """
+        if self.only_whole is not None:
+            raise RequestError(f"no decoding can be watched on {self.name}: {self.only_whole}")
+        self._check_pass(state, self._checked_ids([token]), len(taps))
+        held, position = state.physical_lengths, state.logical_length
+        try:
+            cache = self.continuing([state])
+            for layer, recorder in zip(cache.attention, self._overhearing(state, taps), strict=True):
+                layer.recorder = recorder
+            for at in range(position, self._limit(position)):
+                ids = torch.tensor([[token]], device=self.device)
+                ((token, _),) = _chosen(self.forward(self.model, ids, cache, at, logits_to_keep=1).logits)
+                yield token
+        except Exception as error:
+            raise _explained(error, "decoding") from error
         finally:
             state.truncate(held)
 
@@ -580,7 +609,7 @@ class HFEngine:
         rotations = [functools.partial(compat.rotation, self.model, layer) for layer in self.geometry.attention_layers]
         return Recording.start(rotations, window, record, stored if self._latent else None, self.geometry)
 
-    def _check_record(self, wanted: tuple[str, ...]) -> None:
+    def check_record(self, wanted: tuple[str, ...]) -> None:
         """Raise the RequestError of a signal that this model does not have."""
         if self.only_whole is not None and (names := [name for name in wanted if name not in OVERHEARD]):
             raise RequestError(

@@ -23,7 +23,7 @@ from typing import Any
 
 from wakesight.errors import RequestError
 from wakesight.evaluation.graders import longbench, mathematics, ruler, scbench
-from wakesight.evaluation.graders.rules import Rule, RuleName, as_references
+from wakesight.evaluation.graders.rules import Rule, RuleName, as_references, as_reply
 from wakesight.evaluation.graders.text import after_thinking
 from wakesight.registry import did_you_mean
 
@@ -37,7 +37,8 @@ def grade(task: str, prediction: str, reference: Any, rule: RuleName = "official
 
     reference: one acceptable answer or a list of them, as the official files have them. extra: what some graders
     need besides (`Rule.needs`, and their docstrings); the rest of it is ignored.
-    Raises RequestError for an unknown task or rule, a missing reference, extra or package, and WorkError where an
+    Raises RequestError for an unknown task or rule, a reply that is no text, a reference that is missing, empty or
+    neither text nor a number, and a missing extra or package, and WorkError where an
     answer cannot be compared in time: such an item has no grade.
     """
     found = rule_of(task)
@@ -45,7 +46,7 @@ def grade(task: str, prediction: str, reference: Any, rule: RuleName = "official
         raise RequestError(f"unknown rule {rule!r}{did_you_mean(rule, rules)}; rules: {', '.join(rules)}")
     if missing := [name for name in found.needs if extra.get(name) is None]:
         raise RequestError(f"the grader of {task} needs {' and '.join(missing)}; give it as {missing[0]}=...")
-    return float(found.grader(prediction, as_references(reference, task), rule, extra))
+    return float(found.grader(as_reply(prediction, task), as_references(reference, task), rule, extra))
 
 
 def rule_of(task: str) -> Rule:

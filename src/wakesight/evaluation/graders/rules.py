@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import numbers
+import reprlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -43,11 +45,31 @@ def table(*rules: Rule) -> dict[str, Rule]:
 
 
 def as_references(reference: Any, task: str) -> References:
-    """A lone label becomes a tuple of one; a list stays what it is. No label at all is a RequestError."""
-    references = (reference,) if isinstance(reference, str | int | float) else tuple(reference)
+    """A lone label becomes a tuple of one; a list stays what it is.
+
+    Raises RequestError for no label at all, for what is neither text nor a number, and for an empty text: the rules
+    that look for a label in the reply would find that one in every reply.
+    """
+    references = tuple(reference) if isinstance(reference, list | tuple) else (reference,)
     if not references:
         raise RequestError(f"the item of {task} has no reference answer; give at least one")
+    for one in references:
+        if isinstance(one, bool) or not isinstance(one, str | numbers.Real):
+            raise RequestError(
+                f"the reference {reprlib.repr(one)} of {task} is neither text nor a number; give one, or a list"
+            )
+        if not str(one).strip():
+            raise RequestError(f"the item of {task} has an empty reference answer, which any reply contains; give one")
     return references
+
+
+def as_reply(prediction: Any, task: str) -> str:
+    """Raises RequestError for what is no text."""
+    if not isinstance(prediction, str):
+        raise RequestError(
+            f"the reply {reprlib.repr(prediction)} to an item of {task} is no text; give a str, which may be empty"
+        )
+    return prediction
 
 
 def optional(module: str, package: str) -> Any:

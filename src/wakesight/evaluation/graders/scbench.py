@@ -63,7 +63,8 @@ def variables(prediction: str, references: References, rule: RuleName, extra: Ma
 
     A lone "A, B, C" is the list as KVzip's preprocessed files write it. Strict: whole names, not rounded.
     """
-    names = [name.lower() for name in (references[0].split(", ") if len(references) == 1 else references)]
+    listed = str(references[0]).split(", ") if len(references) == 1 else map(str, references)
+    names = [name.lower() for name in listed]
     text = prediction.lower()
     if rule == "strict":
         return sum(contains_whole(text, name) for name in names) / len(names)
@@ -118,7 +119,7 @@ def many_shot(prediction: str, references: References, rule: RuleName, extra: Ma
     the text behind the right letter, for a label that is the letter alone.
     """
     if rule == "official":
-        return _any_contained(prediction, references[0] if len(references) == 1 else references)
+        return _any_contained(prediction, str(references[0]) if len(references) == 1 else references)
     text = str(extra.get("option") or "")
     return float(any(_same_label(prediction, str(reference), text) for reference in references))
 

@@ -1,12 +1,16 @@
 """Local data files, one record a line: every complaint names the file, the line and the field.
 
+Who reads a file of `SuiteOptions.data` says so with `note`: a run records what it was made from.
+
 Hubs are never asked: a benchmark's files are downloaded once by hand and named by `SuiteOptions.data`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +18,24 @@ from typing import Any
 from wakesight.errors import RequestError
 
 Scalar = str | int | float
+_noted: ContextVar[set[Path] | None] = ContextVar("_noted", default=None)
+
+
+@contextlib.contextmanager
+def noting() -> Iterator[set[Path]]:
+    """The data files that are read while it is entered."""
+    found: set[Path] = set()
+    token = _noted.set(found)
+    try:
+        yield found
+    finally:
+        _noted.reset(token)
+
+
+def note(file: Path) -> None:
+    """`file` is read now."""
+    if (found := _noted.get()) is not None:
+        found.add(file)
 
 
 @dataclass(frozen=True)
@@ -123,6 +145,7 @@ def records(file: Path) -> Iterator[Record]:
 
     Of a JSON list, `line` is the object's place in it, from 1. Raises RequestError for a file without objects.
     """
+    note(file)
     found = False
     for line, values in _listed(file) if file.suffix == ".json" else _lines(file):
         if not isinstance(values, dict):

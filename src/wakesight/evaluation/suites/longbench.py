@@ -13,7 +13,7 @@ Source: THUDM/LongBench LongBench/README.md, config/dataset2prompt.json, config/
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from wakesight.errors import RequestError
@@ -130,13 +130,13 @@ def contexts(options: SuiteOptions) -> Iterator[Context]:
     tasks = pick(TASKS, options, also=ALSO)
     if options.data is None:
         raise RequestError(
-            "LongBench has no substitutes; name a folder with --data that holds "
-            f"{', '.join(f'{task}.jsonl' for task in tasks)} (hub id THUDM/LongBench, out of its data.zip)"
+            f"LongBench has no substitutes; name a folder with --data that holds {_files(tasks)} (hub id "
+            "THUDM/LongBench, out of its data.zip), or fewer tasks with --tasks"
         )
     if gone := missing(options.data, tasks):
         raise RequestError(
-            f"{options.data} has no {', '.join(f'{task}.jsonl' for task in gone)}; put the files of THUDM/LongBench "
-            "there, or name the tasks that are there with --tasks"
+            f"{options.data} has no {_files(gone)}; put the files of THUDM/LongBench there, or name the tasks that "
+            "are there with --tasks"
         )
     for task in tasks:
         file = find(options.data, task, "LongBench, hub id THUDM/LongBench")
@@ -144,6 +144,12 @@ def contexts(options: SuiteOptions) -> Iterator[Context]:
             if index == options.items:
                 break
             yield _draft(task, record, options).context(task, index, file.name, options)
+
+
+def _files(tasks: Sequence[str]) -> str:
+    """Their names; of many, the first few and how many there are."""
+    shown = ", ".join(f"{task}.jsonl" for task in tasks[:3])
+    return shown if len(tasks) <= 3 else f"{shown} and {len(tasks) - 3} more"
 
 
 def _draft(task: str, record: Record, options: SuiteOptions) -> Draft:

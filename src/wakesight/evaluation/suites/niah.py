@@ -17,7 +17,17 @@ from wakesight.errors import RequestError
 from wakesight.evaluation.items import Context, SuiteOptions
 from wakesight.evaluation.suites import text, words
 from wakesight.evaluation.suites.ruler import NOISE
-from wakesight.evaluation.suites.sizing import RESERVE, Draft, Span, context_of, largest_draft, weave, within
+from wakesight.evaluation.suites.sizing import (
+    RESERVE,
+    Draft,
+    Span,
+    TooShort,
+    context_of,
+    largest_draft,
+    proposed,
+    weave,
+    within,
+)
 from wakesight.evaluation.suites.table import pick
 
 TASKS = ("niah",)  # the whole grid; a row is asked for by its own name
@@ -44,7 +54,8 @@ def contexts(options: SuiteOptions) -> Iterator[Context]:
     text.folder(options.data)
     rows = names(options) if set(options.tasks) & set(TASKS) else pick(names(options), options, also=TASKS)
     for row in rows:
-        yield from _row(row, replace(options, length=int(row.removeprefix("niah_"))), haystack, depths)
+        length = int(row.removeprefix("niah_"))
+        yield from _row(row, replace(options, length=length), haystack, depths, options)
 
 
 def _lengths(options: SuiteOptions) -> tuple[int, ...]:
@@ -58,7 +69,21 @@ def _lengths(options: SuiteOptions) -> tuple[int, ...]:
     return lengths
 
 
-def _row(task: str, options: SuiteOptions, haystack: str, depths: int) -> Iterator[Context]:
+def _too_short(task: str, length: int, asked: SuiteOptions, need: int) -> RequestError:
+    """Names what was typed: a row's length is a share of --length, or one of --option lengths."""
+    if asked.extra.get("lengths"):
+        row, instead = "one of --option lengths", f"use lengths={proposed(need)} or more there"
+    else:
+        shares = {1: "a quarter of ", 2: "half of ", 3: "three quarters of "}
+        row = f"{shares.get(round(4 * length / asked.length), '')}--length {asked.length}"
+        instead = f"use --length {proposed(need * asked.length // max(length, 1))} or more"
+        if need <= asked.length:
+            instead += f", or --option lengths={asked.length}"
+    return RequestError(f"length={length} is too short for {task} ({row}); it needs at least {need} tokens: {instead}")
+
+
+def _row(task: str, options: SuiteOptions, haystack: str, depths: int, whole: SuiteOptions) -> Iterator[Context]:
+    """One row of the grid. options: with the row's length; whole: as they were asked for."""
     depths = min(depths, options.items)
     essay = text.essay(options.data)
     source = f"generated:{essay.name if haystack == 'essay' else 'noise'}"
@@ -69,7 +94,10 @@ def _row(task: str, options: SuiteOptions, haystack: str, depths: int) -> Iterat
         start = rng.randrange(len(essay.sentences))
         sentences = _essay_from(essay, start) if haystack == "essay" else _noise
         build = _builder(words.own_key(rng), words.uuid4(rng), depth, sentences)
-        size, draft = largest_draft(build, options, NEW_TOKENS, task, least=0, guess=size or options.length // 2)
+        try:
+            size, draft = largest_draft(build, options, NEW_TOKENS, task, least=0, guess=size or options.length // 2)
+        except TooShort as error:
+            raise _too_short(task, options.length, whole, error.need) from None
         yield context_of(draft, options, task=task, index=index, new_tokens=NEW_TOKENS, source=source, grader="niah")
 
 

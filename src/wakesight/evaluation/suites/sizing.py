@@ -11,6 +11,23 @@ from wakesight.evaluation.items import Context, Question, SuiteOptions
 
 RESERVE = "tokens kept back for the model's chat template (0)"  # an OPTIONS row that every suite shares
 Span = tuple[int, int]  # characters [start, end) of a context's text
+STEP = 64  # lengths that are proposed are multiples of it: the next item may need some tokens more
+
+
+class TooShort(RequestError):
+    """Not even the smallest item of a task fits. need: tokens that this one takes."""
+
+    def __init__(self, options: SuiteOptions, what: str, need: int) -> None:
+        self.need = need
+        super().__init__(
+            f"length={options.length} is too short for {what}; it needs at least {need} tokens: use "
+            f"--length {proposed(need)} or more"
+        )
+
+
+def proposed(need: int) -> int:
+    """A length to try where `need` tokens are needed."""
+    return -(-need // STEP) * STEP
 
 
 @dataclass(frozen=True)
@@ -75,8 +92,7 @@ def largest_draft(
     limit = room(options, new_tokens)
     size = largest(lambda n: build(n).tokens(options.count), limit, least, guess, most)
     if size is None:
-        need = build(least).tokens(options.count) + options.length - limit
-        raise RequestError(f"length={options.length} is too short for {what}; it needs at least {need} tokens")
+        raise TooShort(options, what, build(least).tokens(options.count) + options.length - limit)
     return size, build(size)
 
 

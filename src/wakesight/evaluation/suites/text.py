@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from wakesight.errors import RequestError
+from wakesight.evaluation.suites.files import note
 
 KINDS = ("narrative", "expository", "code")
 ESSAY_FILE = "PaulGrahamEssays.json"
@@ -118,6 +119,7 @@ def essay(data: Path | None) -> Essay:
     if data is None or not (data / ESSAY_FILE).is_file():
         return _packaged_essay()
     file = data / ESSAY_FILE
+    note(file)  # it may have been parsed before
     return _official_essay(file, file.stat().st_mtime_ns)
 
 
@@ -157,6 +159,7 @@ def sentences(text: str) -> tuple[str, ...]:
 
 def load_json(path: Path) -> Any:
     """Raises RequestError for a file that cannot be read or is no JSON."""
+    note(path)
     try:
         return json.loads(path.read_text("utf-8"))
     except (OSError, ValueError) as error:

@@ -17,11 +17,10 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 
-from wakesight.errors import RequestError
 from wakesight.evaluation.items import Context, Question, SuiteOptions
 from wakesight.evaluation.suites.closed import tasks
 from wakesight.evaluation.suites.closed.tasks import TASKS
-from wakesight.evaluation.suites.sizing import RESERVE, largest, room
+from wakesight.evaluation.suites.sizing import RESERVE, TooShort, largest, room
 from wakesight.evaluation.suites.table import pick
 
 __all__ = ["OPTIONS", "TASKS", "contexts"]
@@ -52,8 +51,7 @@ def _context(task: str, index: int, options: SuiteOptions, questions: int) -> Co
     least = tasks.LEAST[task]
     size = largest(tokens, limit, least, max(least + 1, limit - 40))
     if size is None:
-        need = tokens(least) + options.length - limit
-        raise RequestError(f"length={options.length} is too short for {task}; it needs at least {need} tokens")
+        raise TooShort(options, task, tokens(least) + options.length - limit)
     return _as_context(item(size), index, options, questions)
 
 
