@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -56,14 +57,47 @@ Beyond {length} tokens the model was not trained. It is a test bed: its figures 
 
 
 def export(folder: Path, out: Path, rows: Sequence[dict[str, Any]]) -> None:
-    """Write the model folder, first beside `out`, then in its place. Raises RequestError if `out` is something else."""
-    if out.exists() and not (out / "config.json").exists():
-        raise RequestError(f"{out} exists and is no model folder; give another one")
+    """Write the model folder, first beside `out`, then in its place. An estimator in it is kept.
+
+    Raises RequestError if `out` is anything but a folder that this wrote, or an empty one; then nothing is changed.
+    """
+    _check_target(out)
     model = evaluate.load(folder)
     settings = Settings.read(folder / "settings.json")
     counters = Counters(**_json(folder / "state" / "state.json")["counters"])
-    new = out.with_name(out.name + ".new")
-    shutil.rmtree(new, ignore_errors=True)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
+    try:
+        new, old = scratch / "new", scratch / "old"
+        _write(new, model, settings, counters, rows)
+        if (out / ARTIFACT).is_dir():  # fitted on these weights or refused; not for us to throw away
+            shutil.copytree(out / ARTIFACT, new / ARTIFACT)
+        if out.exists():
+            out.rename(old)  # whole until the new one stands in its place
+        try:
+            new.rename(out)
+        except OSError:
+            if old.exists():
+                old.rename(out)
+            raise
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _check_target(out: Path) -> None:
+    """RequestError for what is not ours to replace: other programs write a config.json too."""
+    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+        return
+    try:
+        about = json.loads((out / "config.json").read_bytes())
+    except (OSError, ValueError):
+        about = None
+    ours = isinstance(about, dict) and str(about.get("model_type")).startswith("qwen3_5")
+    if not ours or not (out / "model.safetensors").is_file():
+        raise RequestError(f"{out} exists and is no model folder of this command; give another one")
+
+
+def _write(new: Path, model: Any, settings: Settings, counters: Counters, rows: Sequence[dict[str, Any]]) -> None:
     model.to(torch.bfloat16).save_pretrained(str(new))
     tokenizer.save(new, model.config.max_position_embeddings)
     (new / "README.md").write_text(card(model, settings, counters, rows))
@@ -72,10 +106,6 @@ def export(folder: Path, out: Path, rows: Sequence[dict[str, Any]]) -> None:
     (new / requests.FILE).write_text(json.dumps({name: " ".join(said) for name, said in words.items()}, indent=1))
     for file in new.iterdir():
         file.chmod(0o644)  # transformers writes weights for their owner only
-    if (out / ARTIFACT).is_dir():  # fitted on these weights or refused; not for us to throw away
-        (out / ARTIFACT).rename(new / ARTIFACT)
-    shutil.rmtree(out, ignore_errors=True)
-    new.rename(out)
 
 
 def _json(path: Path) -> Any:

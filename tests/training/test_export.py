@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -57,6 +59,56 @@ def test_a_folder_that_is_no_model_is_not_overwritten(folder, tmp_path):
     with pytest.raises(RequestError, match="no model folder"):
         export.export(folder, tmp_path, [])
     assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+def content(folder):
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+@pytest.mark.parametrize("config", ['{"model": "runs/niah"}', '{"model_type": "qwen3_5_text"}', "[1]", "damaged"])
+def test_a_folder_with_a_config_of_something_else_is_not_overwritten(folder, tmp_path, config):
+    """A run of `wakesight eval` has a config.json too."""
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.json").write_text(config)
+    (run / "records.jsonl").write_text("hours")
+    before = content(run)
+    with pytest.raises(RequestError, match="no model folder of this command"):
+        export.export(folder, run, [])
+    assert content(run) == before
+
+
+def test_a_second_export_keeps_the_estimator_and_what_lies_beside(folder, exported, tmp_path):
+    out = tmp_path / "model"
+    shutil.copytree(exported, out)
+    (out / "wakesight").mkdir()
+    (out / "wakesight" / "artifact.json").write_text("hours")
+    (tmp_path / "model.new").mkdir()
+    (tmp_path / "model.new" / "notes.txt").write_text("mine")
+    export.export(folder, out, [])
+    assert (out / "wakesight" / "artifact.json").read_text() == "hours"
+    assert "no eval.json" in (out / "README.md").read_text()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "model.new"]
+    assert (tmp_path / "model.new" / "notes.txt").read_text() == "mine"
+
+
+def test_an_export_that_fails_leaves_the_model_and_its_estimator(folder, exported, tmp_path, monkeypatch):
+    out = tmp_path / "model"
+    shutil.copytree(exported, out)
+    (out / "wakesight").mkdir()
+    (out / "wakesight" / "artifact.json").write_text("hours")
+    before, rename = content(out), Path.rename
+
+    def full(self, target):
+        if self.name == "new":
+            raise OSError("no space left")
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", full)
+    with pytest.raises(OSError, match="no space"):
+        export.export(folder, out, [])
+    assert content(out) == before
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
 def test_curves_are_drawn(folder, tmp_path):
