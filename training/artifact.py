@@ -1,8 +1,9 @@
 """From raw text to an estimator, for both bundled models: python -m training.artifact tiny-hybrid --out out/estimator
 
 Documents, labels, readers, tables and analysis, in that order, each by the command that is printed before it runs. The
-same call goes on where it stopped. OUT/artifact is what `load(model, artifact=...)` and `--artifact` take; its report
-holds the leave-one-corpus-out table. For another model these commands are the recipe: see --dry-run.
+same call goes on where it stopped, another one into the same OUT is refused. OUT/artifact is what
+`load(model, artifact=...)` and `--artifact` take; its report holds the leave-one-corpus-out table. For another model
+these commands are the recipe: see --dry-run.
 
     tiny-hybrid  450 documents of nine closed task kinds; about 15 minutes of one CPU core
     smollm2      450 documents of nine kinds of open text, taken from Debian packages; some hours
@@ -11,11 +12,15 @@ holds the leave-one-corpus-out table. For another model these commands are the r
 from __future__ import annotations
 
 import argparse
+import json
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from wakesight.errors import RequestError
+
+ASKED = "artifact-steps.json"  # in OUT: the arguments its content was made by
 PYTHON = sys.executable
 WAKESIGHT = (PYTHON, "-m", "wakesight")
 
@@ -37,7 +42,7 @@ def steps(model: str, source: str, out: Path, seed: int) -> list[tuple[Path, tup
         how = ()
         readers = "hidden,hidden+keys,age"
     return [
-        (documents, texts),
+        (out / ".documents", texts),  # its files come one by one, so that the folder says nothing
         (
             labels / ".done",
             (*WAKESIGHT, "label", str(documents), "--model", source, "--out", str(labels), "--resume", *how, *chosen),
@@ -54,6 +59,28 @@ def steps(model: str, source: str, out: Path, seed: int) -> list[tuple[Path, tup
     ]
 
 
+def begin(out: Path, asked: dict[str, object]) -> None:
+    """Write down what was asked. Raises RequestError where `out` was begun by something else."""
+    path = out / ASKED
+    try:
+        before = json.loads(path.read_bytes()) if path.exists() else asked
+    except ValueError:
+        raise RequestError(f"{path} is damaged, so nobody knows what {out} holds; give another --out") from None
+    if before != asked:
+        changed = ", ".join(name for name in asked if not isinstance(before, dict) or before.get(name) != asked[name])
+        raise RequestError(f"{out} was begun with another {changed}; give what {path} says, or another --out")
+    if not path.exists():
+        if out.exists() and any(out.iterdir()):
+            raise RequestError(
+                f"{out} is not empty and has no {ASKED}, so nobody knows what its content was made by; give another "
+                f"--out, or write {json.dumps(asked)} into that file if an older version made it so"
+            )
+        out.mkdir(parents=True, exist_ok=True)
+        scratch = path.with_name(f".{ASKED}")
+        scratch.write_text(json.dumps(asked))
+        scratch.replace(path)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", choices=("tiny-hybrid", "smollm2"))
@@ -62,7 +89,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--dry-run", action="store_true", help="print the commands only")
     given = parser.parse_args(arguments)
-    for result, command in steps(given.model, given.source or given.model, given.out, given.seed):
+    source = given.source or given.model
+    if not given.dry_run:
+        begin(given.out, {"model": given.model, "source": source, "seed": given.seed})
+    for result, command in steps(given.model, source, given.out, given.seed):
         print(" ".join(command), flush=True)
         if given.dry_run or result.exists():
             continue
@@ -73,4 +103,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except RequestError as error:
+        raise SystemExit(str(error)) from None

@@ -118,6 +118,13 @@ def _line(row: dict[str, Any]) -> str:
     )
 
 
+def write(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+    """The rows as JSON, the whole file at once: an older evaluation is replaced or stays as it is."""
+    scratch = path.with_name(f".{path.name}.tmp")
+    scratch.write_text(json.dumps(list(rows), indent=1))
+    scratch.replace(path)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Accuracy per task and length; writes eval.json into the folder.")
     parser.add_argument("folder", type=Path)
@@ -128,7 +135,7 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     rows = table(load(given.folder), given.lengths, given.items, given.greedy)
-    (given.folder / "eval.json").write_text(json.dumps(rows, indent=1))
+    write(given.folder / "eval.json", rows)
 
 
 if __name__ == "__main__":

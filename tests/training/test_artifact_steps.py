@@ -6,6 +6,7 @@ import pytest
 
 from training import artifact
 from wakesight.cli.main import cli
+from wakesight.errors import RequestError
 
 
 class Ran:
@@ -15,6 +16,7 @@ class Ran:
         self.out, self.fails, self.names = out, fails, []
 
     def __call__(self, command):
+        """A step that fails leaves half of what it makes."""
         name = command[command.index("wakesight") + 1] if "wakesight" in command else "documents"
         self.names.append(name)
         made = {"documents": "documents", "calibrate": "artifact/calibrate.json", "analyze": "analysis/analysis.md"}
@@ -48,6 +50,42 @@ def test_a_failed_step_ends_it_and_is_taken_up_again(tmp_path, monkeypatch):
     ran.fails = ""
     artifact.main(["tiny-hybrid", "--out", str(tmp_path)])
     assert ran.names == ["documents", "label", "fit", "fit", "calibrate", "analyze"]
+
+
+def test_half_of_the_documents_are_not_taken_for_all(tmp_path, monkeypatch):
+    """The folder is made before the first of its files: a kill in between must not leave fewer corpora for ever."""
+    ran = Ran(tmp_path, fails="documents")
+    monkeypatch.setattr(artifact.subprocess, "run", ran)
+    with pytest.raises(SystemExit):
+        artifact.main(["tiny-hybrid", "--out", str(tmp_path)])
+    assert (tmp_path / "documents").exists()
+    ran.fails = ""
+    artifact.main(["tiny-hybrid", "--out", str(tmp_path)])
+    assert ran.names == ["documents", *ORDER]
+
+
+@pytest.mark.parametrize(
+    ("words", "changed"),
+    [
+        (["tiny-hybrid", "--seed", "2"], "seed"),
+        (["smollm2"], "model, source"),
+        (["tiny-hybrid", "--source", "out/other"], "source"),
+    ],
+)
+def test_another_call_into_the_same_folder_is_refused(tmp_path, monkeypatch, words, changed):
+    ran = Ran(tmp_path)
+    monkeypatch.setattr(artifact.subprocess, "run", ran)
+    artifact.main(["tiny-hybrid", "--out", str(tmp_path)])
+    with pytest.raises(RequestError, match=f"begun with another {changed}; give what"):
+        artifact.main([*words, "--out", str(tmp_path)])
+    assert ran.names == ORDER
+
+
+def test_a_folder_of_somebody_else_is_refused(tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(RequestError, match="nobody knows what its content was made by"):
+        artifact.main(["tiny-hybrid", "--out", str(tmp_path)])
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
 @pytest.mark.parametrize("model", ["tiny-hybrid", "smollm2"])

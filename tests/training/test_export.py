@@ -43,6 +43,16 @@ def test_the_evaluation_has_a_row_per_task_and_the_card_shows_it(exported):
     assert all(f"| {task} | 96 |" in card for task in tasks.TASKS)
 
 
+def test_an_evaluation_that_cannot_be_written_leaves_the_older_one(tmp_path, monkeypatch):
+    path = tmp_path / "eval.json"
+    evaluate.write(path, [{"task": "older"}])
+    monkeypatch.setattr(Path, "write_text", lambda self, text: self.write_bytes(text[:9].encode()) and None)
+    monkeypatch.setattr(Path, "replace", lambda self, target: (_ for _ in ()).throw(OSError("killed")))
+    with pytest.raises(OSError, match="killed"):
+        evaluate.write(path, [{"task": "newer"}])
+    assert json.loads(path.read_text()) == [{"task": "older"}]
+
+
 def test_the_folder_loads_and_its_words_reach_kvzip(exported):
     engine = load(exported)
     assert engine.decode(engine.repeat_instruction(None)) == " ".join(tasks.WHOLE)
