@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
 import traceback
@@ -11,8 +10,8 @@ from collections.abc import Sequence
 import click
 
 from wakesight import __version__
-from wakesight.errors import RequestError, WakesightError
-from wakesight.registry import did_you_mean
+from wakesight.cli.lazy import LazyGroup
+from wakesight.errors import WakesightError
 
 COMMANDS = {
     "ask": "Answer questions about a long document with a fraction of its KV cache.",
@@ -35,31 +34,12 @@ COMMANDS = {
 }
 
 
-class _Lazy(click.Group):
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(COMMANDS)
-
-    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
-        if name not in COMMANDS:
-            return None
-        command: click.Command = importlib.import_module(f"wakesight.cli.{name}").command
-        return command
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
-            raise RequestError(
-                f"there is no command {args[0]!r}{did_you_mean(args[0], COMMANDS)}; type wakesight --help for the list"
-            )
-        return super().resolve_command(ctx, args)
-
-
-@click.command(cls=_Lazy, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(
+    cls=LazyGroup,
+    places=(COMMANDS, "wakesight.cli."),
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 @click.version_option(__version__, prog_name="wakesight")
 @click.pass_context
 def cli(ctx: click.Context) -> None:

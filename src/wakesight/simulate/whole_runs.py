@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from wakesight.cache.residency import policies
-from wakesight.cache.residency.policies import Arc, Belady, Evict, Policy, Reactive, Setting, Table
+from wakesight.cache.residency.policies import Arc, Belady, Evict, Policy, Ranked, Reactive, Setting, Table
 from wakesight.errors import RequestError
 from wakesight.simulate import offline
 from wakesight.simulate.stepping import begin, setting_for
@@ -138,7 +138,7 @@ def _table(policy: Table, wants: PageWants, setting: Setting) -> Tally:
             state.held, state.seen, state.worth, wants.offsets, wants.pages, wants.weights, wants.steps,
             np.array([done, last + 1]), policy.admit_from(state, setting), policy.counts, counts, resident,
         )  # fmt: skip
-        if policy.ranks_after(last):
+        if isinstance(policy, Ranked) and policy.ranks_after(last):
             ranked = policy.rank(rules, state, int(wants.pages_in_context[last]), setting)
             state = ranked.state
             counts[last, rules.FETCHES] += ranked.counts.fetches.sum()

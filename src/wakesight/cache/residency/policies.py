@@ -7,6 +7,7 @@ beforehand (`Setting`) and at a step (`At`) is here too: belady's next uses and 
 from __future__ import annotations
 
 import importlib
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -78,20 +79,20 @@ class At:
 
 
 @dataclass(frozen=True)
-class Policy:
+class Policy(ABC):
     """reversible: pages that leave can come back. bounded: at most `budget` pages per unit after every step."""
 
     reversible: ClassVar[bool] = False
     bounded: ClassVar[bool] = False
     needs_budget: ClassVar[bool] = True
 
+    @abstractmethod
     def begin(self, setting: Setting) -> State:
         """State before the first step, in numpy."""
-        raise NotImplementedError
 
+    @abstractmethod
     def step(self, body: Body, state: Any, wants: Wants, at: At, setting: Setting) -> Step:
         """One step; `state` is unchanged."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)
@@ -170,10 +171,10 @@ class Arc(Policy):
 
 @dataclass(frozen=True)
 class Table(Policy):
-    """What the policies that do not react share: serve the step, then, every so often, rank."""
+    """What the policies that do not react share: they serve a step from what is there."""
 
     counts: ClassVar[bool] = False  # is `worth` a count of wants?
-    every: ClassVar[str] = ""  # the field that holds the steps between two rankings
+    every: ClassVar[str] = ""  # the field that holds the steps between two rankings; "": none
 
     def begin(self, setting: Setting) -> TableState:
         return first_table(None, setting.units, setting.pages, setting.prompt_pages)
@@ -186,12 +187,21 @@ class Table(Policy):
         """Whether a ranking follows this step: after `every` steps, 2 * `every`, ..."""
         return bool(self.every) and (step + 1) % int(getattr(self, self.every)) == 0
 
-    def rank(self, body: Body, state: TableState, context: int, setting: Setting) -> Step:
-        """The ranking; moves and fetches of its own."""
-        raise NotImplementedError
-
     def step(self, body: Body, state: TableState, wants: Wants, at: At, setting: Setting) -> Step:
         served: Step = body.serve(state, wants, self.admit_from(state, setting), self.counts)
+        return served
+
+
+@dataclass(frozen=True)
+class Ranked(Table):
+    """And every so often, after a step, they rank what is there anew."""
+
+    @abstractmethod
+    def rank(self, body: Body, state: TableState, context: int, setting: Setting) -> Step:
+        """The ranking; moves and fetches of its own."""
+
+    def step(self, body: Body, state: TableState, wants: Wants, at: At, setting: Setting) -> Step:
+        served = super().step(body, state, wants, at, setting)
         if not self.ranks_after(at.step):
             return served
         ranked = self.rank(body, served.state, at.context, setting)
@@ -206,7 +216,7 @@ class Full(Table):
 
 
 @dataclass(frozen=True)
-class Frozen(Table):
+class Frozen(Ranked):
     """FlexiCache's published defaults: stable units rank pages by how often they were wanted, every `interval` steps.
 
     Between rankings every want outside the ranked set is a miss, first touches included, unless
@@ -267,7 +277,7 @@ class SnapKV(Table):
 
 
 @dataclass(frozen=True)
-class RKV(Table):
+class RKV(Ranked):
     """Uniform R-KV: every `buffer` steps the pages with the most attention so far stay, the rest is destroyed.
 
     Between two prunings nothing leaves. The redundancy term is left out: a trace has no keys.
@@ -286,7 +296,7 @@ class RKV(Table):
 
 
 @dataclass(frozen=True)
-class ReasonAlloc(Table):
+class ReasonAlloc(Ranked):
     """R-KV whose heads share the layer's budget by demand, anew every `interval` steps.
 
     floor: what a head gets at least, as a fraction of its equal share (whole pages, rounded down, 1 at least).
