@@ -88,3 +88,18 @@ def test_too_few_rows_are_refused():
 
     with pytest.raises(RequestError, match="held-out documents"):
         ridge.fit(one, none, shift)
+
+
+def test_every_fold_holds_out_a_tenth_of_its_training_documents():
+    from wakesight.learning.dataset import Drawn, Rows
+    from wakesight.learning.fit import _groups
+
+    sizes = {"big": 30, "pair": 2, "one": 1, "mid": 17}
+    drawn = tuple(Drawn(f"{corpus}-{n}", corpus, 5) for corpus, size in sizes.items() for n in range(size))
+    groups = _groups(Rows(None, drawn, {}), sorted(sizes), 0)
+    for fold, size in sizes.items():
+        held = [corpus for corpus, folds in groups.values() if fold in folds]
+        assert len(held) == (50 - size) // 10
+        assert fold not in held
+    alone = _groups(Rows(None, drawn, {}), [], 0)
+    assert sum("" in folds for _, folds in alone.values()) == 5

@@ -22,10 +22,9 @@ from torch import Tensor
 
 from wakesight.core import ModelGeometry
 from wakesight.errors import RequestError, WorkError
-from wakesight.estimator.artifact import restored
 from wakesight.estimator.features import FeatureSpec, Window, ages
 from wakesight.estimator.net import STD_FLOOR
-from wakesight.learning.labelled import LabelledDocument, label_files, load_labels
+from wakesight.learning.labelled import LabelledDocument, folder_digest, label_files, load_labels, read_about
 
 ROWS = 500  # per document, as in the paper
 # hidden states are wide: half precision keeps a model's rows on an ordinary disk, and no reader sees the difference
@@ -38,24 +37,22 @@ PIECE = 1 << 16  # rows whose sums are taken at a time
 class Labels:
     """The labelled documents of one model. documents: starts from the first one each time it is called.
 
-    about: what the labels were asked for, plain JSON.
+    about: what the labels were asked for, plain JSON. digest: changes with their content.
     """
 
     geometry: ModelGeometry
     fingerprint: str
     documents: Callable[[], Iterator[LabelledDocument]]
     about: Mapping[str, Any] = field(default_factory=dict)
+    digest: str = ""
 
 
 def open_labels(folder: str | os.PathLike[str]) -> Labels:
     """A label folder of wakesight label. Raises RequestError if it is none."""
     path = Path(folder)
     label_files(path)
-    try:
-        about = json.loads((path / "labels.json").read_text("utf-8"))
-        return Labels(restored(about["geometry"]), str(about["fingerprint"]), lambda: load_labels(path), about)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise RequestError(f"{path / 'labels.json'} is damaged ({error}); make the labels again") from None
+    geometry, fingerprint, about = read_about(path)
+    return Labels(geometry, fingerprint, lambda: load_labels(path), about, folder_digest(path))
 
 
 def body(document: LabelledDocument, exclude_prefix: bool = True) -> slice:

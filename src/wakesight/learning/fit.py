@@ -7,6 +7,7 @@ same artifact, byte for byte; the folder goes when the artifact is there.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import shutil
@@ -26,9 +27,10 @@ from wakesight.estimator.artifact import Artifact, check_target, described
 from wakesight.estimator.features import FeatureSpec, Window, reader_parts
 from wakesight.estimator.net import TENSORS, LayerNets, Reader
 from wakesight.learning import ridge
-from wakesight.learning.dataset import ROWS, Drawn, Labels, LayerRows, Rows, open_labels, sample
+from wakesight.learning.dataset import ROWS, Labels, LayerRows, Rows, open_labels, sample
 from wakesight.learning.evaluate import Predictor, RidgeReader, always, by_fold, evaluate
 from wakesight.learning.fit_report import write_report
+from wakesight.learning.folder import make_folder
 from wakesight.learning.survey import SLOW_TOKENS, Survey, survey
 from wakesight.learning.train import Checkpoint, Recipe, train, write
 
@@ -63,6 +65,7 @@ class Plan:
             raise RequestError("name each reader once, for example --readers signals,signals+keys")
         for name in ("rows", "judge_every", "window"):
             whole_number(getattr(self, name), name, least=1)
+        whole_number(self.recipe.seed, "seed", least=0)
 
     def spec(self, reader: str) -> FeatureSpec:
         return FeatureSpec(reader_parts(reader), self.window)
@@ -80,8 +83,8 @@ def fit(
     fields of `Plan`. An artifact of the same model at `out` keeps its gate table and query statistics (`calibrate`
     measures those). resume: go on with a fit that was stopped.
 
-    Raises RequestError for labels or readers that do not go together, one corpus alone with leave_one_out, an `out`
-    that holds something else, or a stopped fit that is neither resumed nor the same.
+    Raises RequestError for labels or readers that do not go together, one corpus alone with leave_one_out, too few
+    documents, an `out` that holds something else, or a stopped fit that is neither resumed nor the same.
     """
     recipe = Recipe(hidden=hidden, epochs=epochs, batch=batch, seed=seed)
     plan = Plan(tuple(readers), window, recipe, rows, leave_one_out, window_study, **more)
@@ -92,8 +95,8 @@ def fit(
         plan.spec(name).windows(found.geometry)  # raises where the model has nothing of the kind
     work = target.with_name(f"{target.name}.partial")
     _open(work, plan, found, resume)
-    job = _Job(plan, found, work, on_progress)
-    artifact = job.artifact(before)
+    with _dropped_if_refused(work):
+        artifact = _Job(plan, found, work, on_progress).artifact(before)
     artifact.save(target)
     write_report(target, artifact, plan.readers)
     shutil.rmtree(work)
@@ -111,20 +114,37 @@ def _before(target: Path, labels: Labels) -> Artifact | None:
 
 
 def _open(work: Path, plan: Plan, labels: Labels, resume: bool) -> None:
-    """Make the work folder, or go on with one of the very same plan."""
-    config = json.loads(json.dumps({"plan": dataclasses.asdict(plan), "fingerprint": labels.fingerprint}))
+    """Make the work folder, or go on with one of the very same plan and labels."""
+    about = {"plan": dataclasses.asdict(plan), "fingerprint": labels.fingerprint, "labels": labels.digest}
+    config = json.loads(json.dumps(about))
     file = work / "plan.json"
     if file.exists():
         if not resume:
             raise RequestError(
                 f"a stopped fit lies in {work}; go on with it by --resume, or start anew after: rm -r {work}"
             )
-        if json.loads(file.read_text("utf-8")) != config:
+        before = json.loads(file.read_text("utf-8"))
+        if {**before, "labels": labels.digest} != config:
             raise RequestError(f"the stopped fit in {work} was another one; repeat its arguments, or type rm -r {work}")
+        if before.get("labels") != labels.digest:
+            raise RequestError(
+                f"the stopped fit in {work} was begun from other labels; give those, or start anew after: rm -r {work}"
+            )
         return
     shutil.rmtree(work, ignore_errors=True)
-    (work / "nets").mkdir(parents=True)
+    make_folder(work / "nets")
     _write_json(file, config)
+
+
+@contextlib.contextmanager
+def _dropped_if_refused(work: Path) -> Iterator[None]:
+    """A refusal leaves no work folder behind that would block the corrected request; trained networks always stay."""
+    try:
+        yield
+    except RequestError:
+        if not any((work / "nets").iterdir()):
+            shutil.rmtree(work)
+        raise
 
 
 @dataclass
@@ -184,15 +204,26 @@ class _Job:
         return Survey.from_json(json.loads(file.read_text("utf-8")))
 
     def _folds(self, about: Survey) -> list[str]:
-        """Corpora that are left out in turn; none if documents are judged in sample."""
-        if not self.plan.leave_one_out:
-            return []
-        if len(about.corpora) < 2:
+        """Corpora that are left out in turn; none if documents are judged in sample.
+
+        Raises RequestError where a fold has fewer documents than ridge needs: one to learn from, one held out.
+        """
+        folds = about.corpora if self.plan.leave_one_out else []
+        if len(folds) == 1:
             raise RequestError(
-                f"leave one corpus out needs two corpora or more, and all documents belong to {about.corpora[0]!r}; "
+                f"leave one corpus out needs two corpora or more, and all documents belong to {folds[0]!r}; "
                 "name the corpora when labelling, or fit with --no-loco"
             )
-        return about.corpora
+        for fold in folds or [None]:
+            left = [one for one, corpus in about.documents if corpus != fold]
+            if len(left) < 2:
+                without = "" if fold is None else f" without the corpus {fold!r}"
+                advice = "" if fold is None else ", or fit with --no-loco"
+                raise RequestError(
+                    f"{len(left)} labelled document{without} is too few to train on and to hold one out; "
+                    f"label more documents{advice}"
+                )
+        return folds
 
     def _study(self) -> tuple[int, ...]:
         if not self.plan.window_study:
@@ -229,7 +260,6 @@ class _Job:
         self, name: str, spec: FeatureSpec, window: Window, layer: int, fold: str | None, rows: Rows, chosen: Tensor
     ) -> LayerNets:
         unit = json.dumps([name, spec.window, fold, layer])
-        place = "all" if fold is None else f"without{sorted(rows.corpora).index(fold)}"
         place = "all" if fold is None else f"without-{rows.corpora.index(fold)}"
         file = self.work / "nets" / f"{name}.{spec.window}.{place}.{layer}.safetensors".replace(" ", "_")
         if not file.exists():
@@ -279,27 +309,25 @@ def _calibrated(before: Artifact | None) -> dict[str, Any]:
 
 
 def _lines(data: LayerRows, rows: Rows, folds: Sequence[str], seed: int) -> dict[str, tuple[ridge.Line, ...]]:
-    """Per fold ("" for none) the lines of one layer."""
-    flags = _held_out(rows, seed)
+    """Per fold ("" for none) the lines of one layer.
+
+    Sums are taken once per group of documents that no fold tells apart: of one corpus, held out by the same folds.
+    """
+    groups = _groups(rows, folds, seed)
+    of_group = {group: rows.of(lambda one, group=group: groups[one.id] == group) for group in set(groups.values())}
     inputs = [data.shared] if data.own is None else [torch.cat([data.shared, own], dim=1) for own in data.own]
     found: dict[str, list[ridge.Line]] = {fold: [] for fold in folds or [""]}
     for head, x in enumerate(inputs):
         label = data.label if data.own is None else data.label[head : head + 1]
         shift = x.double().mean(dim=0)
-        sums = {
-            (corpus, held): ridge.sums(x, label, rows.of(_both(corpus, held, flags)), shift)
-            for corpus in rows.corpora
-            for held in (False, True)
-        }
+        sums = {group: ridge.sums(x, label, of_group[group], shift) for group in sorted(of_group)}
         for fold, lines in found.items():
-            mine = {key: one for key, one in sums.items() if key[0] != fold}
-            learn, choose = (_total(one for key, one in mine.items() if key[1] == held) for held in (False, True))
+            mine = {group: one for group, one in sums.items() if group[0] != fold or not folds}
+            learn, choose = (
+                _total(one for (_, held), one in mine.items() if (fold in held) == wanted) for wanted in (False, True)
+            )
             lines.append(ridge.fit(learn, choose, shift))
     return {fold: tuple(lines) for fold, lines in found.items()}
-
-
-def _both(corpus: str, held: bool, flags: Mapping[str, bool]) -> Callable[[Drawn], bool]:
-    return lambda one: one.corpus == corpus and flags[one.id] == held
 
 
 def _total(parts: Iterator[ridge.Sums]) -> ridge.Sums:
@@ -309,13 +337,18 @@ def _total(parts: Iterator[ridge.Sums]) -> ridge.Sums:
     return total
 
 
-def _held_out(rows: Rows, seed: int) -> dict[str, bool]:
-    """Document id -> whether it chooses the penalty: a tenth of every corpus."""
-    flags: dict[str, bool] = {}
-    for corpus in rows.corpora:
-        ids = [one.id for one in rows.documents if one.corpus == corpus]
-        flags |= dict(zip(ids, ridge.held_out_tenth(ids, seed), strict=True))
-    return flags
+def _groups(rows: Rows, folds: Sequence[str], seed: int) -> dict[str, tuple[str, tuple[str, ...]]]:
+    """Document id -> its corpus, and the folds ("" for none) in which it chooses the penalty.
+
+    Each fold holds out a tenth of its own training documents, whatever corpora they are of.
+    """
+    held: dict[str, list[str]] = {one.id: [] for one in rows.documents}
+    for fold in folds or [""]:
+        ids = [one.id for one in rows.documents if one.corpus != fold or not folds]
+        for document, out in zip(ids, ridge.held_out_tenth(ids, seed), strict=True):
+            if out:
+                held[document].append(fold)
+    return {one.id: (one.corpus, tuple(held[one.id])) for one in rows.documents}
 
 
 def _read_nets(file: Path) -> LayerNets:

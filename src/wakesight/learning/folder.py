@@ -12,6 +12,29 @@ from typing import Any
 
 from wakesight.errors import RequestError
 
+OURS = ("labels.json", "labels", "skipped.jsonl")
+
+
+def make_folder(folder: Path) -> None:
+    """With its parents. Raises RequestError where there can be none."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RequestError(
+            f"the folder {folder} cannot be made ({error.strerror or error}); give another one with --out"
+        ) from None
+
+
+def check_target(folder: Path) -> None:
+    """RequestError if labels written into `folder` would mix with something else."""
+    if folder.exists() and not folder.is_dir():
+        raise RequestError(f"{folder} is a file; labels are a folder, give another name with --out")
+    if not folder.is_dir() or (folder / "labels.json").exists():
+        return
+    foreign = sorted(one.name for one in folder.iterdir() if one.name not in OURS and not one.name.startswith(".lock"))
+    if foreign:
+        raise RequestError(f"{folder} holds other files ({foreign[0]}) and no labels; give a new folder with --out")
+
 
 @contextlib.contextmanager
 def locked(folder: Path, shard: tuple[int, int]) -> Iterator[None]:
@@ -44,18 +67,18 @@ def _lock(path: Path, kind: int, stack: contextlib.ExitStack) -> bool:
 def open_folder(folder: Path, asked: Mapping[str, Any], about: Mapping[str, Any]) -> None:
     """Write labels.json, or check that the one there was asked for the same. about: written, not compared.
 
-    Raises RequestError naming what differs.
+    What an older version did not write down cannot be compared. Raises RequestError naming what differs.
     """
     path = folder / "labels.json"
     if not path.exists():
         write_json(path, {"asked": dict(asked), **about})
         return
     try:
-        before = json.loads(path.read_text("utf-8"))["asked"]
+        before = dict(json.loads(path.read_text("utf-8"))["asked"])
     except (ValueError, KeyError, TypeError):
         raise RequestError(f"{path} is damaged and cannot be read; give another folder with --out") from None
     now = json.loads(json.dumps(dict(asked)))
-    for name in sorted({*before, *now}):
+    for name in sorted(before):
         if before.get(name) != now.get(name):
             raise RequestError(
                 f"{folder} holds labels with {name}={before.get(name)!r}, and now {name}={now.get(name)!r} was asked "

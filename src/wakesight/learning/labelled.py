@@ -8,6 +8,7 @@ Tensors of a document, l an attention layer, m a recurrent one: `u.l` float32 [k
 `relative.l` of the same shape, the maximum of influence over the residual stream's norm;
 `key.l` [kv_head, token, dim]; `value_norm.l` float32 [kv_head, token]; `native.m` float32 [token, head, 3];
 `hidden.l` [token, hidden]; `tokens` int32, the context's ids. Keys and hidden states may be stored as float16.
+The header's sha256 is that of the tensors; files without one, of older versions, are read by their shapes alone.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,8 +27,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from wakesight.core import Signals
+from wakesight.core import ModelGeometry, Signals
 from wakesight.errors import RequestError
+from wakesight.estimator.artifact import restored
+from wakesight.estimator.features import CHANNELS
 
 FORMAT = "wakesight-labels-1"
 UTILITY = {"u": "utility", "relative": "relative"}
@@ -92,8 +95,10 @@ def file_name(document: str) -> str:
 
 def write_labelled(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
     """One document's file, under a temporary name and renamed; equal content gives equal bytes."""
-    text = json.dumps({"format": FORMAT, **about}, sort_keys=True, ensure_ascii=False, allow_nan=False)
-    content = save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, {"about": text})
+    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    header = {"format": FORMAT, "sha256": _digest(plain), **about}
+    text = json.dumps(header, sort_keys=True, ensure_ascii=False, allow_nan=False)
+    content = save(plain, {"about": text})
     scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with open(scratch, "wb") as file:
@@ -106,7 +111,7 @@ def write_labelled(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str
 
 
 def read_labelled(path: Path) -> LabelledDocument:
-    """Raises RequestError for a file that is damaged or no label file."""
+    """Raises RequestError for a file that is damaged or no label file, or holds numbers that are not finite."""
     try:
         with safe_open(path, framework="pt") as file:
             about = json.loads((file.metadata() or {}).get("about", "{}"))
@@ -115,22 +120,120 @@ def read_labelled(path: Path) -> LabelledDocument:
         raise RequestError(f"{path} is damaged and cannot be read ({error}); {AGAIN}") from None
     if not isinstance(about, dict) or about.get("format") != FORMAT:
         raise RequestError(f"{path} holds no labels of this version of wakesight ({FORMAT}); {AGAIN}")
+    if about.get("sha256", digest := _digest(tensors)) != digest:
+        raise RequestError(f"{path} is damaged (its numbers are not those that were written); {AGAIN}")
+    for name, tensor in tensors.items():
+        if not bool(torch.isfinite(tensor).all()):  # ranks would take it for the best entry
+            raise RequestError(f"{path} holds numbers in {name} that are not finite; {AGAIN}")
+    try:
+        return _document(about, tensors)
+    except (KeyError, TypeError, ValueError) as error:
+        raise RequestError(f"{path} is damaged (its header lacks or garbles {error}); {AGAIN}") from None
+
+
+def _document(about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> LabelledDocument:
     layers = {name: _layers(tensors, short) for short, name in {**UTILITY, **STREAMS}.items()}
     count, prefix = int(about["tokens"]), int(about["prefix"])
     streams = {name: layers[name] for name in STREAMS.values() if layers[name]}
     signals = Signals(count, prefix, tuple(about["scaling"]), streams)
     return LabelledDocument(
-        about["id"], about["corpus"], count, prefix, layers["utility"], signals, about, layers["relative"]
+        str(about["id"]), str(about["corpus"]), count, prefix, layers["utility"], signals, about, layers["relative"]
     )
+
+
+def read_tokens(path: Path) -> list[int] | None:
+    """The ids of the context that a file was made from; None for a file that does not hold them.
+
+    Raises RequestError for a damaged file.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            return file.get_tensor("tokens").tolist() if "tokens" in file.keys() else None  # noqa: SIM118 - no mapping
+    except (SafetensorError, OSError) as error:
+        raise RequestError(f"{path} is damaged and cannot be read ({error}); {AGAIN}") from None
 
 
 def load_labels(folder: str | os.PathLike[str]) -> Iterator[LabelledDocument]:
     """Every labelled document of a folder, in the order of their file names, read one by one.
 
-    Raises RequestError for a folder that holds none, and for a damaged file when it is reached.
+    Raises RequestError for a folder that holds none, and for a damaged file or one of another model when it is reached.
     """
-    for path in label_files(Path(folder)):
-        yield read_labelled(path)
+    paths = label_files(Path(folder))
+    geometry, fingerprint, _ = read_about(Path(folder))
+    for path in paths:
+        document = read_labelled(path)
+        _check_model(path, document, geometry, fingerprint)
+        yield document
+
+
+def read_about(folder: Path) -> tuple[ModelGeometry, str, dict[str, Any]]:
+    """The model that labels.json names, its fingerprint, and all that the file says. RequestError if it is damaged."""
+    path = folder / "labels.json"
+    try:
+        about: dict[str, Any] = json.loads(path.read_text("utf-8"))
+        return restored(about["geometry"]), str(about["fingerprint"]), about
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise RequestError(f"{path} is damaged ({error}); make the labels again") from None
+
+
+def folder_digest(folder: Path) -> str:
+    """Changes with labels.json and with every label file; reads headers, no tensors.
+
+    A header holds the tensors' sha256; a file of an older version, which has none, goes by its time of change.
+    """
+    digest = hashlib.sha256((folder / "labels.json").read_bytes())
+    for path in label_files(folder):
+        try:
+            with safe_open(path, framework="pt") as file:
+                about = (file.metadata() or {}).get("about", "")
+        except (SafetensorError, OSError) as error:
+            raise RequestError(f"{path} is damaged and cannot be read ({error}); {AGAIN}") from None
+        stat = path.stat()
+        digest.update(f"{path.name} {stat.st_size} {about} ".encode())
+        if '"sha256"' not in about:
+            digest.update(str(stat.st_mtime_ns).encode())
+    return digest.hexdigest()
+
+
+def _check_model(path: Path, document: LabelledDocument, geometry: ModelGeometry, fingerprint: str) -> None:
+    """RequestError unless a file belongs to the model of its folder and has the shapes that this model gives."""
+    if document.about.get("fingerprint", fingerprint) != fingerprint:
+        raise RequestError(f"{path} belongs to another model than {path.parent.parent / 'labels.json'}; {AGAIN}")
+    n, found = document.tokens, {"utility": document.utility, "relative": document.relative}
+    found |= {name: document.signals.streams.get(name, ()) for name in STREAMS.values()}
+    per_head = [(heads, n) for heads in geometry.kv_heads]
+    wanted: dict[str, Sequence[tuple[int | None, ...]]] = {
+        "utility": per_head,
+        "relative": per_head,
+        "keys": [(heads, n, dim) for heads, dim in zip(geometry.kv_heads, geometry.key_dims, strict=True)],
+        "value_norms": per_head,
+        "native": [(n, heads, len(CHANNELS)) for heads in geometry.native_heads],
+        "hidden": [(n, None) for _ in geometry.kv_heads],
+    }
+    for name, shapes in wanted.items():
+        must = name == "utility" or name in document.about.get("record", ())
+        if (found[name] or must) and not _fits(found[name], shapes):
+            raise RequestError(
+                f"{path} is damaged (its {name} are not those of {n} tokens in all layers of the model); {AGAIN}"
+            )
+
+
+def _fits(layers: Sequence[Tensor], shapes: Sequence[tuple[int | None, ...]]) -> bool:
+    """One tensor per shape; None stands for any length."""
+    return len(layers) == len(shapes) and all(
+        layer.dim() == len(shape) and all(b in (None, a) for a, b in zip(layer.shape, shape, strict=True))
+        for layer, shape in zip(layers, shapes, strict=True)
+    )
+
+
+def _digest(tensors: Mapping[str, Tensor]) -> str:
+    """sha256 over names, types, shapes and bytes, in the order of names."""
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
+        digest.update(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def label_files(folder: Path) -> list[Path]:

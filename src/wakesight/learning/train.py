@@ -81,7 +81,7 @@ def train(
         done = 0 if checkpoint is None else state.restore(checkpoint)
         written = time.monotonic()
         for epoch in range(done, recipe.epochs):
-            noise = torch.Generator().manual_seed(recipe.seed * 1_000_003 + epoch)
+            noise = torch.Generator().manual_seed((recipe.seed * 1_000_003 + epoch) % 2**63)  # torch takes no more
             order = chosen[torch.randperm(len(chosen), generator=noise)]
             for batch in torch.split(order, recipe.batch):
                 state.step(*data.batch(batch))
@@ -211,4 +211,4 @@ def write(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, str]) -
 
 
 def _seed(seed: int, layer: int, head: int) -> int:
-    return (seed * 1_000_003 + layer) * 1_009 + head
+    return ((seed * 1_000_003 + layer) * 1_009 + head) % 2**63  # torch takes no more
