@@ -68,7 +68,10 @@ def through_json(policy: Policy) -> Policy:
 @given(methods(SCORERS), st.one_of(SHARED, COUNTS), st.one_of(st.none(), st.integers(0, 999)))
 @LAWS
 def test_a_policy_survives_json(method, size, protect):
-    policy = Policy(scorer=method, protect=protect, **size)
+    try:
+        policy = Policy(scorer=method, protect=protect, **size)
+    except RequestError:
+        reject()  # an allocation that takes no such scorer
 
     back = through_json(policy)
 
@@ -263,3 +266,19 @@ def test_fields_of_the_wrong_type_are_refused(fields):
 
 def test_the_front_door_names_the_same_class():
     assert wakesight.Policy is Policy
+
+
+@pytest.mark.parametrize("allocation", ["utility_global", "utility_layer"])
+@pytest.mark.parametrize("scorer", ["keydiff", "kvzip", "triattention", "snapkv", "h2o", "streaming"])
+def test_utility_of_heads_needs_normalised_scores(scorer, allocation):
+    """Also of a scorer whose scores are never below 0: attention weights have no common scale."""
+    with pytest.raises(RequestError, match=f"'{scorer}' is none; use --scorer gatesight\\+, or --allocation"):
+        Policy(scorer=scorer, allocation=allocation, keep=0.3)
+    with pytest.raises(RequestError, match="weighs heads by their utility"):
+        Policy(scorer="gatesight+", allocation=allocation, keep=0.3).at(scorer=scorer)
+
+
+@pytest.mark.parametrize("allocation", ["utility_global", "utility_layer"])
+@pytest.mark.parametrize("scorer", ["gatesight", "gatesight+", "random"])
+def test_scorers_that_declare_it_are_taken(scorer, allocation):
+    assert Policy(scorer=scorer, allocation=allocation, keep=0.3).normalised

@@ -77,6 +77,17 @@ class Policy:
         object.__setattr__(self, "scorer", scorer_spec(self.scorer_method) or self.scorer)
         if not isinstance(self.allocation_rule, tuple):
             object.__setattr__(self, "allocation", allocation_spec(self.allocation_rule) or self.allocation)
+        self._check_scale()
+
+    def _check_scale(self) -> None:
+        """Decided by what a scorer declares: scores of another scale may all be positive on one context."""
+        if getattr(self.allocation_rule, "needs_normalised", False) and not self.normalised:
+            scorer = self.scorer if isinstance(self.scorer, str) else type(self.scorer).__name__
+            raise RequestError(
+                f"the allocation {self.allocation!r} weighs heads by their utility, so it needs a scorer whose scores "
+                f"are shares of one scale in all of them, and {scorer!r} is none; use --scorer gatesight+, or "
+                f"--allocation {self.natural_allocation}"
+            )
 
     def _check_eviction(self) -> None:
         if self.evicted not in ("drop", "demote"):
@@ -133,6 +144,11 @@ class Policy:
     def natural_allocation(self) -> str:
         """The allocation that suits the scorer: its scores' scale, or the paper it comes from."""
         return str(getattr(self.scorer_method, "natural_allocation", "flat"))
+
+    @property
+    def normalised(self) -> bool:
+        """Whether the scorer declares that its scores lie in [0, 1] and mean the same share in every head."""
+        return bool(getattr(self.scorer_method, "normalised", False))
 
     @cached_property
     def allocation_rule(self) -> Allocation | tuple[int, ...]:

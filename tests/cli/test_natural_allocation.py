@@ -127,3 +127,17 @@ def test_eval(tmp_path, with_artifact):
         "whole", "keydiff/flat/drop/0.5", "kvzip/global/drop/0.5", "gatesight/gate/drop/0.5",
         "gatesight/flat/drop/0.5", "gatesight+/utility_global/drop/0.5",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("method", ["keydiff", "kvzip"])
+def test_eval_refuses_what_can_never_work_before_the_model_is_read(
+    capsys, tmp_path, with_artifact, monkeypatch, method
+):
+    def read(*_, **__):
+        raise AssertionError("the model was read")
+
+    monkeypatch.setattr("wakesight.engines.hf.engine.load", read)
+    words = ["eval", "fidelity", "--model", with_artifact, "--methods", f"{method}@utility_global", "--keep", "0.5"]
+    assert run([*words, "--out", str(tmp_path / "run")]) == 2
+    assert f"'{method}' is none; use --scorer gatesight+" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()

@@ -21,10 +21,13 @@ class UtilityGlobal:
     u is the table `utility_peak`: what scores that are normalised per head have lost. must_keep, ties and the exact
     count are those of `global`. A factor of the head does not change the order inside it, so the best of each head
     by plain score, as many as it has here, are exactly that top B.
+    A policy takes it only with a scorer that declares `normalised`: of any other one it would keep the heads whose
+    scores are large by nature.
     Source: ours. Raises RequestError without the table, and for scores below 0, which a factor would turn around.
     """
 
     needs_table: ClassVar[str] = "utility_peak"
+    needs_normalised: ClassVar[bool] = True
 
     def per_head(self, request: BudgetRequest, body: Body) -> tuple[tuple[int, ...], ...]:
         return Global().per_head(request, scaled(request, body, "utility_global"))

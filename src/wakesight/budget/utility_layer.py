@@ -24,6 +24,7 @@ class UtilityLayer:
     """
 
     needs_table: ClassVar[str] = "utility_peak"
+    needs_normalised: ClassVar[bool] = True
 
     def per_head(self, request: BudgetRequest, body: Body) -> tuple[tuple[int, ...], ...]:
         best = Global().per_head(request, scaled(request, body, "utility_layer"))

@@ -23,6 +23,9 @@ class Scorer(Protocol):
     `score` must not look beyond `signals`, goes through the layers once and in order (they may be computed
     as they are asked for), and returns finite scores for every token: float32, or what float64 keys give in float64.
     What is stored where nothing is held must not matter; the score there is 0.
+
+    A scorer whose scores lie in [0, 1] and mean the same share in every head may say so by a class variable
+    `normalised = True`; some allocations compare heads and take no other.
     """
 
     reads: ClassVar[tuple[str, ...]]

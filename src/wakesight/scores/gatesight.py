@@ -29,6 +29,7 @@ class GateSight:
     reader: str = "signals"
     natural_allocation: ClassVar[str] = "gate"
     needs_artifact: ClassVar[bool] = True
+    normalised: ClassVar[bool] = True  # the network ends in a sigmoid: the share of the head's largest utility
 
     def __post_init__(self) -> None:
         reader_parts(self.reader)

@@ -19,6 +19,7 @@ class Random:
 
     seed: int = 0
     reads: ClassVar[tuple[str, ...]] = ("keys",)
+    normalised: ClassVar[bool] = True  # so that it can be the floor of `utility_global` too
 
     def __post_init__(self) -> None:
         if not -(2**63) <= self.seed < 2**64:
