@@ -71,9 +71,21 @@ def test_documents_are_cut_to_a_range_of_tokens():
     assert [(d.id, len(d.ids)) for d in cut] == [("5", 5), ("8", 8), ("20", 8)]
     given = [Document("ids", "c", "", (1, 2, 3, 4, 5, 6))]
     assert [d.ids for d in fitted(given, pytest.fail, 5, 5)] == [(1, 2, 3, 4, 5)]
-    for low, high in ((0, 5), (6, 5)):
-        with pytest.raises(RequestError, match="leave no length"):
+    for low, high, said in ((0, 5, "--min-tokens 0 must be at least 1"), (6, 5, "leave no length")):
+        with pytest.raises(RequestError, match=said):
             list(fitted(documents, list, low, high))
+
+
+def test_short_documents_are_told_and_refused_ones_passed_on():
+    def encode(text):
+        if "?" in text:
+            raise RequestError("unknown word")
+        return [1] * len(text)
+
+    short = []
+    documents = [Document("a", "c", "xx"), Document("b", "c", "??????"), Document("c", "c", "xxxxxx")]
+    assert [(d.id, len(d.ids)) for d in fitted(documents, encode, 4, 5, short.append)] == [("b", 0), ("c", 5)]
+    assert [d.id for d in short] == ["a"]
 
 
 @pytest.mark.parametrize(

@@ -366,11 +366,13 @@ def test_the_command_labels_goes_on_and_says_what_it_did(tmp_path, capsys):
     ]  # fmt: skip
     for bad, said in (
         (["--shard", "2/2"], "is no shard"), (["--limit", "0"], "--limit 0"), (["--min-tokens", "5000"], "leave no"),
-        (["--min-tokens", "60"], None), (["--record", "keyes"], "choose from"),
+        (["--min-tokens", "0"], "--min-tokens 0 must be at least 1"), (["--record", "keyes"], "choose from"),
+        (["--min-tokens", "30"], "min_tokens=20, and now min_tokens=30"),
+        (["--max-tokens", "50"], "max_tokens=60, and now max_tokens=50"),
+        (["--dtype", "bfloat16"], "dtype='float32', and now dtype='bfloat16'"),
     ):  # fmt: skip
-        code = run([*words, "--resume", *bad])
-        assert (code == 2) == (said is not None)
-        assert (said or "") in capsys.readouterr().err
+        assert run([*words, "--resume", *bad]) == 2
+        assert said in capsys.readouterr().err
 
 
 def test_the_command_fails_when_nothing_could_be_labelled(tmp_path, capsys, monkeypatch):
@@ -385,4 +387,65 @@ def test_the_command_fails_when_nothing_could_be_labelled(tmp_path, capsys, monk
     monkeypatch.setattr(module, "labelled", fail)
     words = ["label", str(tmp_path / "one.txt"), "--model", str(folder), "--out", str(tmp_path / "out")]
     assert run([*words, "--min-tokens", "10"]) == 1
-    assert "none of the 1 documents could be labelled; the first one: no room" in capsys.readouterr().err
+    assert "the only document could not be labelled: no room" in capsys.readouterr().err
+
+
+def test_a_document_of_unknown_words_is_skipped_by_name_and_short_ones_are_counted(tmp_path, capsys):
+    """On a tokenizer of whole words; one bad document stops no run."""
+    from wakesight.cli.main import run
+    from wakesight.models.load import load_model
+
+    tokenizer = load_model("tiny-hybrid").tokenizer
+    known = sorted(word for word in tokenizer.get_vocab() if word.isalpha())
+    rows = [
+        {"id": "good", "text": " ".join(known[100:130])},
+        {"id": "bad", "text": " ".join([*known[100:130], "xylophones"])},
+        {"id": "short", "text": " ".join(known[100:104])},
+    ]
+    (tmp_path / "d.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = ["label", str(tmp_path / "d.jsonl"), "--model", "tiny-hybrid", "--out", str(tmp_path / "out")]
+    words += ["--continuations", "1", "--tokens", "2", "--min-tokens", "20"]
+
+    assert run(words) == 0
+    assert "1 skipped, 1 too short" in capsys.readouterr().out
+    (row,) = read_skipped(tmp_path / "out")
+    assert row["id"] == "bad"
+    assert "'xylophones'" in row["reason"]
+    assert run([*words, "--resume", "--after", "xylophones"]) == 2
+    assert "'xylophones'" in capsys.readouterr().err
+    assert run([*words, "--resume", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["too_short"] == 1
+
+
+def test_another_text_under_the_same_id_is_refused(hybrid, tmp_path):
+    label(hybrid, documents(2), tmp_path, **SHORT)
+    changed = [documents(2)[0], Document("doc 1", "b", "", tuple(tiny.tokens(47, seed=9)))]
+
+    with pytest.raises(RequestError, match=r"labels of 'doc 1' in .* were made from another text"):
+        label(hybrid, changed, tmp_path, **SHORT, resume=True)
+
+
+def test_a_folder_of_an_older_version_goes_on(hybrid, tmp_path):
+    """Its labels.json does not say how documents were cut, nor the dtype."""
+    label(hybrid, documents(1), tmp_path, **SHORT)
+    about = json.loads((tmp_path / "labels.json").read_text())
+    for name in ("min_tokens", "max_tokens", "dtype"):
+        del about["asked"][name]
+    (tmp_path / "labels.json").write_text(json.dumps(about))
+
+    assert label(hybrid, documents(2), tmp_path, **SHORT, resume=True, min_tokens=20).resumed == 1
+
+
+def test_labels_mix_with_nothing_else(hybrid, tmp_path):
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "thesis.txt").write_text("years")
+
+    for name, said in (
+        ("file", "is a file"),
+        ("work", r"holds other files \(thesis\.txt\)"),
+        ("file/x", "cannot be made"),
+    ):
+        with pytest.raises(RequestError, match=said):
+            label(hybrid, documents(1), tmp_path / name, **SHORT)
+    assert [path.name for path in (tmp_path / "work").iterdir()] == ["thesis.txt"]

@@ -1,4 +1,4 @@
-"""What a label folder may hold: a damaged or foreign file is named, and a fit goes on from the very same labels only."""
+"""What a label folder may hold: damaged and foreign files are named, and a fit goes on from its own labels only."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 @click.option("--seed", type=int, default=0, show_default=True, help="The same seed gives the same labels.")
 @click.option("--min-tokens", type=int, default=750, show_default=True, help="Shorter documents are left out.")
 @click.option("--max-tokens", type=int, default=1250, show_default=True, help="Longer documents are cut to this.")
-@click.option("--instruction", default=None, help="Text placed before every document.")
+@click.option("--instruction", default=None, help="Text before every document that has none of its own.")
 @click.option("--no-chat", is_flag=True, help="Read documents as plain text, without the chat template.")
 @click.option("--reply", is_flag=True, help="Continuations are replies to the document, not more of it.")
 @click.option("--after", default="", help="Text between document and continuation; control tokens count.")
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 @click.option("--full-precision", is_flag=True, help="Store keys and hidden states as computed, not as float16.")
 @click.option("--keep-benchmarks", is_flag=True, help="Keep documents that name a long-context benchmark.")
 @click.option("--resume", is_flag=True, help="Go on with a run that was stopped.")
-@click.option("--limit", type=int, default=None, help="Stop after so many documents.")
+@click.option("--limit", type=int, default=None, help="Take only the first so many documents, by path.")
 @click.option("--shard", default=None, help="i/n: only every n-th document from the i-th on, for example 0/2.")
 @click.option("--chunk", type=int, default=512, show_default=True, help="Prefill tokens per step.")
 @model_options
@@ -69,31 +69,37 @@ def command(
         chat=not no_chat,
         record=None if record is None else tuple(read_names(record)),
         half=not full_precision,
+        min_tokens=min_tokens,
+        max_tokens=max_tokens,
         **choices,
     )
     found = read_documents(Path(docs), drop_benchmarks=not keep_benchmarks)
     engine = load(model, device=device, dtype=dtype)
-    documents = list(islice(fitted(found, engine.encode, min_tokens, max_tokens), limit))
+    short: list[Document] = []
+    documents = list(islice(fitted(found, engine.encode, min_tokens, max_tokens, short.append), limit))
     if not documents:
         raise RequestError(f"no document in {docs} has {min_tokens} tokens or more; lower --min-tokens")
     with _progress(len(documents[part[0] :: part[1]])) as on_document:
         progress = label(
             engine, documents, Path(out), settings=settings, shard=part, resume=resume, on_document=on_document
         )
-    _report(progress, Path(out), as_json)
+    _report(progress, len(short), Path(out), as_json)
 
 
-def _report(progress: Progress, out: Path, as_json: bool) -> None:
+def _report(progress: Progress, short: int, out: Path, as_json: bool) -> None:
+    """short: documents below --min-tokens, among those that were looked at."""
     from wakesight.learning.labelled import read_skipped
 
     if progress.documents and not progress.labelled + progress.resumed:
         reason = read_skipped(out)[0]["reason"]
+        if progress.documents == 1:
+            raise WorkError(f"the only document could not be labelled: {reason}")
         raise WorkError(f"none of the {progress.documents} documents could be labelled; the first one: {reason}")
     if as_json:
-        print_json({"folder": str(out), "progress": vars(progress)})
+        print_json({"folder": str(out), "progress": vars(progress), "too_short": short})
         return
     rate = f" in {progress.wall:.0f} s" if progress.labelled else ""
-    rest = f"{progress.resumed} done before, {progress.skipped} skipped"
+    rest = f"{progress.resumed} done before, {progress.skipped} skipped, {short} too short"
     click.echo(f"{out}: {progress.labelled} documents labelled{rate}, {rest}")
 
 

@@ -60,20 +60,31 @@ def read_documents(source: Path, *, drop_benchmarks: bool = True) -> Iterator[Do
 
 
 def fitted(
-    documents: Iterable[Document], encode: Callable[[str], list[int]], min_tokens: int, max_tokens: int
-) -> Iterator[Document]:
+    documents: Iterable[Document], encode: Callable[[str], list[int]], min_tokens: int, max_tokens: int,
+    on_short: Callable[[Document], None] | None = None,
+) -> Iterator[Document]:  # fmt: skip
     """The documents of at least `min_tokens`, encoded, each cut to its first `max_tokens`.
 
+    on_short: gets those that are left out. A document that the tokenizer refuses is given as it is: whoever runs it
+    meets the same refusal and says it by the document's name.
     Raises RequestError for a range that holds no length.
     """
-    if not 1 <= min_tokens <= max_tokens:
+    if min_tokens < 1:
+        raise RequestError(f"--min-tokens {min_tokens} must be at least 1; 750 is the default")
+    if min_tokens > max_tokens:
         raise RequestError(
             f"--min-tokens {min_tokens} and --max-tokens {max_tokens} leave no length; give 1 <= min <= max"
         )
     for document in documents:
-        ids = document.ids or tuple(encode(document.text))
+        try:
+            ids = document.ids or tuple(encode(document.text))
+        except RequestError:
+            yield document
+            continue
         if len(ids) >= min_tokens:
             yield replace(document, ids=ids[:max_tokens])
+        elif on_short is not None:
+            on_short(document)
 
 
 def _files(source: Path) -> list[Path]:

@@ -20,10 +20,11 @@ from wakesight.engines.base import Engine, Followed
 from wakesight.engines.session import Session
 from wakesight.errors import RequestError, WakesightError, WorkError
 from wakesight.learning.documents import Document
-from wakesight.learning.folder import locked, open_folder, record_skipped
+from wakesight.learning.folder import check_target, locked, make_folder, open_folder, record_skipped
 from wakesight.learning.influence import influence_and_outputs
-from wakesight.learning.labelled import file_name, write_labelled
+from wakesight.learning.labelled import file_name, read_tokens, write_labelled
 from wakesight.learning.rollouts import document_seed, rollouts
+from wakesight.models.chat import Frame
 
 RECORDED = ("native", "hidden", "keys")  # what may be stored beside the labels
 TOLERANCE = 0.05  # relative L2 error of recomputed attention outputs. Source: GateSight, section on utility
@@ -40,6 +41,7 @@ class Settings:
     of a turn, for models that write further turns of a conversation themselves.
     record: signals to store, of RECORDED; None: "native" where the model has such signals, else "hidden", and keys.
     half: store float32 keys and hidden states as float16.
+    min_tokens, max_tokens: how the documents were chosen and cut by `fitted`, so that a folder holds one kind.
     """
 
     continuations: int = 4
@@ -53,6 +55,8 @@ class Settings:
     record: tuple[str, ...] | None = None
     half: bool = True
     chunk: int = 512
+    min_tokens: int | None = None
+    max_tokens: int | None = None
 
     def checked(self, engine: Engine) -> Settings:
         """With `record` filled in. Raises RequestError for values out of range or signals the model lacks."""
@@ -91,16 +95,18 @@ def label(
 
     settings, or its fields as keywords (continuations=4, tokens=128, seed=0, record=("native",), ...). shard: (i, n)
     takes every n-th document from the i-th on; shards may fill one folder at the same time. limit: the first so many
-    documents only. resume: go on, leaving finished documents as they are. A document that cannot be run becomes a
-    line of skipped.jsonl with the reason. The same seed on the same machine gives the same bytes, whatever the shard
-    and however often the run was stopped.
+    documents only. resume: go on, leaving finished documents of the same text as they are. A document that cannot be
+    run becomes a line of skipped.jsonl with the reason. The same seed on the same machine gives the same bytes,
+    whatever the shard and however often the run was stopped.
 
-    Raises RequestError for a model that cannot be labelled, for a folder that holds this share already (without
-    `resume`) or was made with other settings or another model, and while another process fills it.
+    Raises RequestError for a model that cannot be labelled, for an `out` that is no place for labels, holds this share
+    already (without `resume`), or was made with other settings, another model, dtype or text, and while another process
+    fills it.
     """
     wanted = (settings or Settings(**changes)).checked(engine)
     after = _checked_engine(engine, wanted)
-    (out / "labels").mkdir(parents=True, exist_ok=True)
+    check_target(out)
+    make_folder(out / "labels")
     progress, start = Progress(), time.perf_counter()
     with locked(out, shard):
         about = {
@@ -108,7 +114,12 @@ def label(
             "fingerprint": engine.weights_fingerprint(),
             "geometry": asdict(engine.geometry),
         }
-        open_folder(out, {**asdict(wanted), "fingerprint": about["fingerprint"]}, about)
+        asked = {
+            **asdict(wanted),
+            "fingerprint": about["fingerprint"],
+            "dtype": str(engine.dtype).removeprefix("torch."),
+        }
+        open_folder(out, asked, about)
         for document in islice(islice(documents, limit), shard[0], None, shard[1]):
             progress.documents += 1
             path = out / "labels" / file_name(document.id)
@@ -117,6 +128,7 @@ def label(
                     raise RequestError(
                         f"{out} holds labels of {document.id!r} already; add --resume to go on, or give another folder"
                     )
+                _check_same(engine, document, path, wanted)
                 progress.resumed += 1
             else:
                 _label_one(engine, document, path, wanted, after, progress)
@@ -138,6 +150,22 @@ def _checked_engine(engine: Engine, settings: Settings) -> list[int]:
             raise RequestError("without a chat template there is no reply; leave --reply out, or --no-chat")
         return tail
     return engine.template_ids(settings.after) if settings.after else []
+
+
+def _check_same(engine: Any, document: Document, path: Path, settings: Settings) -> None:
+    """RequestError if the labels at `path` were made from another text under the same id."""
+    before = read_tokens(path)
+    if before is not None and before != list(_context(engine, document, settings)[1]):
+        raise RequestError(
+            f"the labels of {document.id!r} in {path.parent.parent} were made from another text; resume with the same "
+            "documents, or give another folder"
+        )
+
+
+def _context(engine: Any, document: Document, settings: Settings) -> tuple[Frame, tuple[int, ...]]:
+    """What stands around a document, and the ids that are read: the frame's head and the text."""
+    frame = engine.frame(document.instruction or settings.instruction, settings.chat)
+    return frame, (*frame.head, *(document.ids or engine.encode(document.text)))
 
 
 def _label_one(
@@ -162,11 +190,10 @@ def labelled(
     Raises RequestError for a document without tokens or with too many, and WorkError if the recomputed attention
     differs from the model's own, or the model has nothing to say.
     """
-    frame = engine.frame(document.instruction or settings.instruction, settings.chat)
-    body = document.ids or tuple(engine.encode(document.text))
-    ids = (*frame.head, *body)
+    frame, ids = _context(engine, document, settings)
+    body = len(ids) - len(frame.head)
     if not body or len(ids) < 2:
-        raise RequestError(f"the document has {len(body)} tokens; give one with some text")
+        raise RequestError(f"the document has {body} tokens; give one with some text")
     with _read(engine, document, ids, settings, after) as (session, made):
         utility = utilities(engine, session.state, made, after)
         if not utility.error <= TOLERANCE:
