@@ -101,7 +101,7 @@ def test_another_model_is_refused_by_name(change, message):
 
 def test_the_same_model_passes_in_any_memory_and_other_weights_do_not():
     artifact().check(dataclasses.replace(geometry(), itemsize=2, max_positions=9), "ab" * 32)
-    with pytest.raises(RequestError, match=r"other weights or another dtype.*fingerprint abab.*wakesight fit"):
+    with pytest.raises(RequestError, match=r"fitted on other weights of a model.*fingerprint abab.*wakesight fit"):
         artifact().check(geometry(), "cd" * 32)
 
 
@@ -120,13 +120,28 @@ def flip(folder):
     (folder / WEIGHTS).write_bytes(data)
 
 
-def edit(**changes):
-    def change(folder):
+def edit(change=None, **changes):
+    """Of the JSON, with the checksum taken out: an artifact that an older version wrote has none."""
+
+    def edited(folder):
         about = json.loads((folder / JSON).read_text())
+        del about["json_sha256"]
         about.update(changes)
+        if change is not None:
+            change(about)
         (folder / JSON).write_text(json.dumps(about))
 
-    return change
+    return edited
+
+
+def window(*layers):
+    return lambda about: about["readers"]["signals"]["layers"][1].update(window=list(layers))
+
+
+def loud(folder):
+    about = json.loads((folder / JSON).read_text())
+    about["tables"]["utility_peak"][0][0] *= 1000
+    (folder / JSON).write_text(json.dumps(about))
 
 
 @pytest.mark.parametrize(
@@ -143,6 +158,12 @@ def edit(**changes):
         (edit(readers={"signals": {}}), "does not describe its content"),
         (edit(tables={"gates": [[1.0]]}), "does not describe its content"),
         (edit(geometry=None, readers=None), "does not describe its content"),
+        (edit(geometry=None, readers={}), "does not describe its content"),
+        (edit(window(5, 4, 3, 2, 1, 0)), "the reader signals reads other recurrent layers|has other layers"),
+        (edit(window(0, 1, 2, 3, 4, 99)), "does not describe its content"),
+        (edit(lambda about: about["readers"]["signals"]["layers"].pop()), "the reader signals has other layers"),
+        (edit(lambda about: about["tables"]["gate"].pop()), "the table gate has other layers or KV heads"),
+        (loud, "its content is not what was written"),
     ],
 )
 def test_a_damaged_folder_is_refused_in_one_sentence(tmp_path, damage, message):
@@ -156,3 +177,10 @@ def test_a_damaged_folder_is_refused_in_one_sentence(tmp_path, damage, message):
 def test_a_missing_folder_names_the_commands(tmp_path):
     with pytest.raises(RequestError, match="there is no such folder; make one with wakesight label"):
         Artifact.load(tmp_path / "none")
+
+
+def test_an_artifact_without_a_checksum_of_its_json_is_still_read(tmp_path):
+    artifact().save(tmp_path / "one")
+    edit()(tmp_path / "one")
+
+    assert Artifact.load(tmp_path / "one").fingerprint == artifact().fingerprint

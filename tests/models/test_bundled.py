@@ -98,6 +98,7 @@ def test_its_artifact_is_whole(tiny_hybrid):
     assert {"signals", "signals+keys"} <= set(artifact.readers)
     assert all(getattr(artifact.tables, field.name) for field in dataclasses.fields(artifact.tables))
     assert artifact.query_stats
+    assert "json_sha256" in json.loads((own_artifact("tiny-hybrid") / "artifact.json").read_text())
     assert best_scorer(own_artifact("tiny-hybrid")) == "gatesight+"
 
 

@@ -2,8 +2,8 @@
 
 The JSON says which model it belongs to (fingerprint, geometry), what every input of a reader is, the tables, how the
 readers were trained and how well they did. The tensors are the readers' weights and statistics; the JSON holds their
-sha256, so that the two files cannot be mixed up. There is no time and no path of this machine in either: the same
-training gives the same bytes.
+sha256, so that the two files cannot be mixed up, and one of itself (artifacts of older versions have none). There is no
+time and no path of this machine in either: the same training gives the same bytes.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Artifact:
         about = _read_json(folder)
         tensors = _read_tensors(folder, about)
         try:
-            return cls(
+            found = cls(
                 fingerprint=str(about["fingerprint"]),
                 geometry=about["geometry"],
                 tables=_tables(about["tables"]),
@@ -74,7 +74,9 @@ class Artifact:
                 training=about["training"],
                 metrics=about["metrics"],
             )
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            found._check_shapes(about["readers"])
+            return found
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
             raise RequestError(
                 f"{folder} is damaged: {JSON} does not describe its content ({error}); copy it again, or make one "
                 f"with {MAKE}"
@@ -113,7 +115,7 @@ class Artifact:
                 )
         if self.fingerprint != fingerprint:
             raise RequestError(
-                "this estimator was fitted on other weights or another dtype of a model of the same shape (fingerprint "
+                "this estimator was fitted on other weights of a model of the same shape (fingerprint "
                 f"{self.fingerprint[:12]}, the loaded model's is {fingerprint[:12]}); load that model, or make one "
                 f"with {MAKE}"
             )
@@ -132,6 +134,18 @@ class Artifact:
     def replaced(self, **changes: Any) -> Artifact:
         """A copy with some fields replaced."""
         return dataclasses.replace(self, **changes)
+
+    def _check_shapes(self, readers: Mapping[str, Any]) -> None:
+        """ValueError unless tables and readers have the layers and heads of the geometry, and the inputs it gives."""
+        heads = list(restored(self.geometry).kv_heads)
+        for name, table in vars(self.tables).items():
+            if table is not None and [len(layer) for layer in table] != heads:
+                raise ValueError(f"the table {name} has other layers or KV heads than the geometry")
+        for name, reader in self.readers.items():
+            if [nets.heads for nets in reader.layers] != heads or _described(reader, self.geometry) != readers[name]:
+                raise ValueError(f"the reader {name} has other layers, KV heads or inputs than the geometry")
+            if reader.windows != reader.features.windows(restored(self.geometry)):
+                raise ValueError(f"the reader {name} reads other recurrent layers than its window gives")
 
     def _write(self, folder: Path) -> None:
         tensors = {
@@ -153,6 +167,7 @@ class Artifact:
             "metrics": dict(self.metrics),
             "weights_sha256": hashlib.sha256(data).hexdigest(),
         }
+        about["json_sha256"] = _json_sha256(about)
         _put(folder / WEIGHTS, data)
         text = json.dumps(about, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
         _put(folder / JSON, text.encode())
@@ -248,7 +263,18 @@ def _read_json(folder: Path) -> dict[str, Any]:
             f"{folder} has format version {version} and this wakesight reads version {VERSION}; update wakesight, or "
             f"make one with {MAKE}"
         )
+    if about.get("json_sha256", digest := _json_sha256(about)) != digest:
+        raise RequestError(
+            f"{folder / JSON} is damaged: its content is not what was written; copy the folder again, or make one with "
+            f"{MAKE}"
+        )
     return about
+
+
+def _json_sha256(about: Mapping[str, Any]) -> str:
+    """Of the content, whatever the spacing and the order; the sum itself is left out."""
+    plain = {name: value for name, value in about.items() if name != "json_sha256"}
+    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
 
 
 def _read_tensors(folder: Path, about: Mapping[str, Any]) -> dict[str, Tensor]:
