@@ -35,6 +35,7 @@ def test_a_gate_table_is_made_and_then_shares_budgets(texts, hybrid, tmp_path, c
     shown = capsys.readouterr()
     assert "by KV head" in shown.out
     assert "500 tokens of 3 documents" in shown.err
+    assert "measured on 500 tokens only, which is too few to rely on" in shown.err
     assert sorted(path.name for path in (tmp_path / "artifact").iterdir()) == [
         "artifact.json", "artifact.safetensors", "calibrate.json",
     ]  # fmt: skip

@@ -105,6 +105,12 @@ def test_arms_close_the_lowest_gates_and_as_many_random_heads():
     assert arms(2, 4, None, 0.01, 1, 0)[1].heads == 1
 
 
+def test_whole_layers_are_closed_alone_and_one_after_the_other():
+    plan = [list(arm.closed) for arm in arms(4, 2, None, 0.1, 1, 0) if arm.kind in ("layer", "layers", ALL)]
+
+    assert plan == [[0], [1], [2], [3], [0, 1], [0, 1, 2], [0, 1, 2, 3]]
+
+
 def test_the_summary_compares_accuracy_lost():
     rows = [{"kind": kind, "accuracy": x} for kind, x in ((WHOLE, 0.9), (LOWEST, 0.85), (RANDOM, 0.7), (RANDOM, 0.8))]
     found = summary([*rows, {"kind": ALL, "accuracy": 0.1}])
@@ -125,7 +131,7 @@ def test_the_study_as_a_whole(family):
     assert json.loads(json.dumps(found, allow_nan=False)) == found
     layers = len(engine.geometry.attention_layers)
     gated = family == "qwen3_5"
-    assert len(found["arms"]) == 4 + gated + layers
+    assert len(found["arms"]) == 4 + gated + layers + max(0, layers - 2)
     assert told[-1] == (len(found["arms"]), len(found["arms"]))
     assert found["documents"] + found["calibration_documents"] == 6
     assert (found["calibration_documents"] > 0) == gated

@@ -38,7 +38,7 @@ def command(
     wakesight fit labels/smollm2 --out artifacts/smollm2 --readers hidden
     """
     from wakesight.engines.hf.engine import load
-    from wakesight.learning.calibrate import calibrate
+    from wakesight.learning.calibrate import FEW, calibrate
     from wakesight.learning.documents import read_documents
 
     found = read_documents(Path(docs), drop_benchmarks=not keep_benchmarks)
@@ -47,6 +47,11 @@ def command(
         report = calibrate(
             engine, found, out, tokens=tokens, seed=seed, reduce=reduce, chunk=chunk, on_document=on_document
         )
+    if report["tokens"] < FEW:
+        click.echo(
+            f"measured on {report['tokens']:,} tokens only, which is too few to rely on: give more text, or raise "
+            f"--tokens ({FEW:,} at least, 32,768 is the default)", err=True,
+        )  # fmt: skip
     if as_json:
         print_json({"artifact": out, "report": report})
     else:

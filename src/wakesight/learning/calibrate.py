@@ -25,6 +25,7 @@ from wakesight.learning.folder import write_json
 from wakesight.learning.rollouts import document_seed
 
 TOKENS = 32768  # TriAttention's authors take up to so many
+FEW = 4096  # below, the numbers say more about the documents than about the model
 REPORT = "calibrate.json"
 REDUCTIONS = ("mean_then_max", "max_then_mean")
 OnDocument = Callable[[int, int], None]  # tokens read, tokens in all

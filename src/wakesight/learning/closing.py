@@ -1,8 +1,8 @@
 """The closing-heads study: attention heads switched off, and how much worse the model then foretells a text.
 
 Query heads are ranked by their mean output gate on some documents, the lowest of them closed, and next-token accuracy
-on the other documents compared with closing as many random heads, with closing each attention layer, and all of them.
-Source: GateSight, gate measurement; layers closed one by one is ours.
+on the other documents compared with closing as many random heads, with closing each attention layer alone, the first
+two, the first three and so on, and all of them. Source: GateSight, gate measurement; whole layers are ours.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Text = tuple[str, Sequence[int]]  # corpus, ids
 
 @dataclass(frozen=True)
 class Arm:
-    """name: what is closed, in words. kind: WHOLE, LOWEST, RANDOM, "layer" or ALL."""
+    """name: what is closed, in words. kind: WHOLE, LOWEST, RANDOM, "layer", "layers" or ALL."""
 
     name: str
     kind: str
@@ -102,6 +102,8 @@ def arms(
         plan.append(Arm(f"{RANDOM} ({count}), choice {number}", RANDOM, _heads(chosen, query_heads)))
     every = range(query_heads)
     plan += [Arm(f"attention layer {layer}", "layer", {layer: every}) for layer in range(layers)]
+    for last in range(1, layers - 1):  # one alone and all of them are arms of their own
+        plan.append(Arm(f"attention layers 0 to {last}", "layers", {layer: every for layer in range(last + 1)}))
     return [*plan, Arm(ALL, ALL, {layer: every for layer in range(layers)})]
 
 
