@@ -404,7 +404,7 @@ def test_a_document_of_unknown_words_is_skipped_by_name_and_short_ones_are_count
     ]
     (tmp_path / "d.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     words = ["label", str(tmp_path / "d.jsonl"), "--model", "tiny-hybrid", "--out", str(tmp_path / "out")]
-    words += ["--continuations", "1", "--tokens", "2", "--min-tokens", "20"]
+    words += ["--continuations", "1", "--tokens", "2", "--min-tokens", "20", "--past-end"]
 
     assert run(words) == 0
     assert "1 skipped, 1 too short" in capsys.readouterr().out

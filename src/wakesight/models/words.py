@@ -18,7 +18,7 @@ def check_words(tokenizer: Any, text: str, control: bool = False) -> None:
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None or type(backend.model).__name__ != "WordLevel":
         return
-    for token in tokenizer.all_special_tokens if control else ():
+    for token in tokenizer.get_added_vocab() if control else ():
         text = text.replace(token, " ")
     known = tokenizer.get_vocab().keys() - set(tokenizer.all_special_tokens)
     words = [word for word, _ in backend.pre_tokenizer.pre_tokenize_str(text)]

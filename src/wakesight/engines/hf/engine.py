@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from wakesight.arguments import (
+    check_text,
     chunk_size,
     mask_of,
     several_contexts,
@@ -47,6 +48,7 @@ from wakesight.estimator.artifact import Artifact
 from wakesight.models.chat import Frame, chat_frame, encode_plain, encode_template, plain_frame
 from wakesight.models.fingerprint import fingerprint
 from wakesight.models.load import LoadedModel, load_model
+from wakesight.models.words import check_words
 from wakesight.signals.chunk import Tap
 
 
@@ -562,8 +564,14 @@ class HFEngine:
         return (chat_frame if chat else plain_frame)(self._need_tokenizer(), instruction)
 
     def template_ids(self, text: str) -> list[int]:
-        """Ids of text in which control tokens mean what they say. Raises RequestError without a tokenizer."""
-        return encode_template(self._need_tokenizer(), text)
+        """Ids of text in which control tokens mean what they say.
+
+        Raises RequestError without a tokenizer, and for text that it cannot hold.
+        """
+        tokenizer = self._need_tokenizer()
+        check_text(text)
+        check_words(tokenizer, text, control=True)
+        return encode_template(tokenizer, text)
 
     def cache(self, states: Sequence[SessionState]) -> SessionCache:
         """A copy of the states as one transformers Cache; its memory returns to the pool with the object."""
