@@ -108,6 +108,28 @@ def test_a_damaged_labels_json_is_named(tmp_path, about):
         open_labels(labels)
 
 
+def test_relative_utility_can_take_the_place_of_the_raw_one(tmp_path):
+    labels = folder_of(tmp_path / "labels")
+    with pytest.raises(RequestError, match="hold no relative utility; label again"):
+        list(open_labels(labels, "relative").documents())
+    for path in (labels / "labels").iterdir():
+        rewritten(
+            path, lambda tensors, header: tensors.update({f"relative.{n}": tensors[f"u.{n}"] / 7 for n in (0, 1)})
+        )
+    raw, relative = open_labels(labels), open_labels(labels, "relative")
+
+    for a, b in zip(raw.documents(), relative.documents(), strict=True):
+        torch.testing.assert_close(a.utility[1], 7 * b.utility[1])
+    assert raw.digest != relative.digest
+    made = fit(relative, tmp_path / "a", **QUICK)
+    assert made.training["utility"] == "relative"
+    assert made.tables.utility_peak[0][0] == pytest.approx(
+        fit(raw, tmp_path / "b", **QUICK).tables.utility_peak[0][0] / 7
+    )
+    with pytest.raises(RequestError, match="there is no utility 'rel'; give --utility raw"):
+        open_labels(labels, "rel")
+
+
 class Killed(Exception):
     pass
 

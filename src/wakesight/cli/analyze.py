@@ -25,6 +25,7 @@ FILES = ("analysis.json", "analysis.md", "half-lives", "summaries", "cells", "cl
 @click.option("--slow", type=float, default=1000.0, show_default=True, help="Half-life in tokens of a slow head.")
 @click.option("--artifact", default=None, help="Also judge this estimator's readers here: transfer to other text.")
 @click.option("--every", type=int, default=1, show_default=True, help="Use every n-th document.")
+@click.option("--utility", default="raw", show_default=True, help="raw, or relative to the residual stream's norm.")
 @click.option("--model", default=None, help="Also read static half-lives from the weights of the labels' model.")
 @click.option("--close", "closing", is_flag=True, help="Close attention heads while --model reads DOCS; no labels.")
 @click.option("--share", type=float, default=0.125, show_default=True, help="--close: part of the query heads.")
@@ -33,8 +34,9 @@ FILES = ("analysis.json", "analysis.md", "half-lives", "summaries", "cells", "cl
 @model_options
 @shared_options
 def command(
-    source: str, out: str, window: int, slow: float, artifact: str | None, every: int, model: str | None,
-    closing: bool, share: float, seeds: int, tokens: int, device: str | None, dtype: str | None, as_json: bool,
+    source: str, out: str, window: int, slow: float, artifact: str | None, every: int, utility: str,
+    model: str | None, closing: bool, share: float, seeds: int, tokens: int, device: str | None, dtype: str | None,
+    as_json: bool,
 ) -> None:  # fmt: skip
     """Half-lives, slow heads, where variance lies, and how signals relate to utility, from a folder of wakesight label.
 
@@ -60,12 +62,12 @@ def command(
             raise RequestError("--close judges no estimator; leave --artifact out, or --close")
         _close(source, folder, model, share, seeds, tokens, device, dtype, as_json)
         return
-    _analyze(source, folder, window, slow, artifact, every, model, device, dtype, as_json)
+    _analyze(source, folder, window, slow, artifact, every, utility, model, device, dtype, as_json)
 
 
 def _analyze(
-    source: str, folder: Path, window: int, slow: float, artifact: str | None, every: int, model: str | None,
-    device: str | None, dtype: str | None, as_json: bool,
+    source: str, folder: Path, window: int, slow: float, artifact: str | None, every: int, utility: str,
+    model: str | None, device: str | None, dtype: str | None, as_json: bool,
 ) -> None:  # fmt: skip
     from wakesight.estimator.artifact import Artifact
     from wakesight.learning.analysis import analyze
@@ -77,7 +79,7 @@ def _analyze(
     with style():  # raises without matplotlib, before any work
         pass
     fitted = None if artifact is None else Artifact.load(artifact)
-    labels = open_labels(source)
+    labels = open_labels(source, utility)
     static = None if model is None else _static(model, labels, device, dtype)
     found = analyze(labels, window=window, slow_tokens=slow, static=static, artifact=fitted, every=every)
     text = markdown(found)
@@ -124,7 +126,9 @@ def _close(
 
 
 def _write(folder: Path, files: dict[str, bytes]) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
+    from wakesight.learning.folder import make_folder
+
+    make_folder(folder)
     for name, data in files.items():
         (folder / name).write_bytes(data)
 

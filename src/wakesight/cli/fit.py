@@ -23,6 +23,7 @@ from wakesight.cli.common import print_json, read_names, shared_options
 @click.option("--hidden", type=int, default=64, show_default=True, help="Width of a network.")
 @click.option("--window", type=int, default=6, show_default=True, help="Recurrent layers before a layer that it reads.")
 @click.option("--rows", type=int, default=500, show_default=True, help="Random positions per document.")
+@click.option("--utility", default="raw", show_default=True, help="raw, or relative to the residual stream's norm.")
 @click.option("--seed", type=int, default=0, show_default=True, help="The same seed gives the same artifact.")
 @click.option("--window-study", is_flag=True, help="Also compare windows of 3, 6, 9 and 12 layers.")
 @click.option("--no-loco", is_flag=True, help="Judge in sample, not by leaving one corpus out; much faster.")
@@ -30,7 +31,7 @@ from wakesight.cli.common import print_json, read_names, shared_options
 @click.option("--resume", is_flag=True, help="Go on with a fit that was stopped.")
 @shared_options
 def command(
-    labels: str, out: str, readers: str, epochs: int, hidden: int, window: int, rows: int, seed: int,
+    labels: str, out: str, readers: str, epochs: int, hidden: int, window: int, rows: int, utility: str, seed: int,
     window_study: bool, no_loco: bool, judge_every: int, resume: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Train readers on a folder of wakesight label, measure budgets and metrics, write the artifact.
@@ -40,13 +41,15 @@ def command(
 
     \b
     wakesight fit labels/tiny --out artifacts/tiny --readers signals,signals+keys
-    wakesight ask --model tiny-hybrid --scorer gatesight --context report.txt --question "Who signed it?"
+    wakesight ask --model tiny --artifact artifacts/tiny --context report.txt --question "Who signed it?"
     """
+    from wakesight.learning.dataset import open_labels
     from wakesight.learning.fit import fit
 
+    found = open_labels(labels, utility)
     with _steps() as on_progress:
         artifact = fit(
-            labels, out, readers=read_names(readers), seed=seed, window=window, hidden=hidden, epochs=epochs,
+            found, out, readers=read_names(readers), seed=seed, window=window, hidden=hidden, epochs=epochs,
             leave_one_out=not no_loco, window_study=window_study, rows=rows, judge_every=judge_every, resume=resume,
             on_progress=on_progress,
         )  # fmt: skip

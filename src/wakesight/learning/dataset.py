@@ -24,8 +24,16 @@ from wakesight.core import ModelGeometry
 from wakesight.errors import RequestError, WorkError
 from wakesight.estimator.features import FeatureSpec, Window, ages
 from wakesight.estimator.net import STD_FLOOR
-from wakesight.learning.labelled import LabelledDocument, folder_digest, label_files, load_labels, read_about
+from wakesight.learning.labelled import (
+    LabelledDocument,
+    folder_digest,
+    label_files,
+    load_labels,
+    read_about,
+    relative_only,
+)
 
+UTILITIES = ("raw", "relative")
 ROWS = 500  # per document, as in the paper
 # hidden states are wide: half precision keeps a model's rows on an ordinary disk, and no reader sees the difference
 STORED = {"hidden": np.dtype(np.float16)}
@@ -37,7 +45,8 @@ PIECE = 1 << 16  # rows whose sums are taken at a time
 class Labels:
     """The labelled documents of one model. documents: starts from the first one each time it is called.
 
-    about: what the labels were asked for, plain JSON. digest: changes with their content.
+    about: what the labels were asked for, plain JSON. digest: changes with their content. utility: "raw", or
+    "relative" to the norm of the residual stream.
     """
 
     geometry: ModelGeometry
@@ -45,14 +54,21 @@ class Labels:
     documents: Callable[[], Iterator[LabelledDocument]]
     about: Mapping[str, Any] = field(default_factory=dict)
     digest: str = ""
+    utility: str = "raw"
 
 
-def open_labels(folder: str | os.PathLike[str]) -> Labels:
-    """A label folder of wakesight label. Raises RequestError if it is none."""
+def open_labels(folder: str | os.PathLike[str], utility: str = "raw") -> Labels:
+    """A label folder of wakesight label. Raises RequestError if it is none, or for an unknown utility."""
+    if utility not in UTILITIES:
+        raise RequestError(f"there is no utility {utility!r}; give --utility raw or --utility relative")
     path = Path(folder)
     label_files(path)
     geometry, fingerprint, about = read_about(path)
-    return Labels(geometry, fingerprint, lambda: load_labels(path), about, folder_digest(path))
+
+    def documents() -> Iterator[LabelledDocument]:
+        return load_labels(path) if utility == "raw" else map(relative_only, load_labels(path))
+
+    return Labels(geometry, fingerprint, documents, about, f"{utility} {folder_digest(path)}", utility)
 
 
 def body(document: LabelledDocument, exclude_prefix: bool = True) -> slice:

@@ -27,7 +27,7 @@ from wakesight.estimator.artifact import Artifact, check_target, described
 from wakesight.estimator.features import FeatureSpec, Window, reader_parts
 from wakesight.estimator.net import TENSORS, LayerNets, Reader
 from wakesight.learning import ridge
-from wakesight.learning.dataset import ROWS, Labels, LayerRows, Rows, open_labels, sample
+from wakesight.learning.dataset import ROWS, Drawn, Labels, LayerRows, Rows, open_labels, sample
 from wakesight.learning.evaluate import Predictor, RidgeReader, always, by_fold, evaluate
 from wakesight.learning.fit_report import write_report
 from wakesight.learning.folder import make_folder
@@ -36,6 +36,7 @@ from wakesight.learning.train import Checkpoint, Recipe, train, write
 
 STUDY_WINDOWS = (3, 6, 9, 12)
 AGE = "age"
+Group = tuple[str, tuple[str, ...]]  # documents of one corpus that are held out by the same folds
 Progress = Callable[[int, int, str], None]  # steps done, steps in all, what is being done
 
 
@@ -79,9 +80,9 @@ def fit(
 ) -> Artifact:  # fmt: skip
     """Train the readers, measure tables and metrics, and write the artifact folder with report.json and report.md.
 
-    labels: a folder of wakesight label. readers: "signals", "signals+keys", "hidden", "hidden+keys", "age". more: other
-    fields of `Plan`. An artifact of the same model at `out` keeps its gate table and query statistics (`calibrate`
-    measures those). resume: go on with a fit that was stopped.
+    labels: a folder of wakesight label, or what `open_labels` gave. readers: "signals", "signals+keys", "hidden",
+    "hidden+keys", "age". more: other fields of `Plan`. An artifact of the same model at `out` keeps its gate table and
+    query statistics (`calibrate` measures those). resume: go on with a fit that was stopped.
 
     Raises RequestError for labels or readers that do not go together, one corpus alone with leave_one_out, too few
     documents, an `out` that holds something else, or a stopped fit that is neither resumed nor the same.
@@ -214,7 +215,8 @@ class _Job:
                 f"leave one corpus out needs two corpora or more, and all documents belong to {folds[0]!r}; "
                 "name the corpora when labelling, or fit with --no-loco"
             )
-        for fold in folds or [None]:
+        parts: list[str | None] = [*folds] or [None]
+        for fold in parts:
             left = [one for one, corpus in about.documents if corpus != fold]
             if len(left) < 2:
                 without = "" if fold is None else f" without the corpus {fold!r}"
@@ -289,6 +291,7 @@ class _Job:
         return {
             "plan": json.loads(json.dumps(dataclasses.asdict(self.plan))),
             "labels": dict(self.labels.about.get("asked", {})),
+            "utility": self.labels.utility,
             "documents": len(about.documents),
             "corpora": counts,
             "rows": rows.count,
@@ -314,7 +317,7 @@ def _lines(data: LayerRows, rows: Rows, folds: Sequence[str], seed: int) -> dict
     Sums are taken once per group of documents that no fold tells apart: of one corpus, held out by the same folds.
     """
     groups = _groups(rows, folds, seed)
-    of_group = {group: rows.of(lambda one, group=group: groups[one.id] == group) for group in set(groups.values())}
+    of_group = {group: rows.of(_in(group, groups)) for group in set(groups.values())}
     inputs = [data.shared] if data.own is None else [torch.cat([data.shared, own], dim=1) for own in data.own]
     found: dict[str, list[ridge.Line]] = {fold: [] for fold in folds or [""]}
     for head, x in enumerate(inputs):
@@ -337,7 +340,11 @@ def _total(parts: Iterator[ridge.Sums]) -> ridge.Sums:
     return total
 
 
-def _groups(rows: Rows, folds: Sequence[str], seed: int) -> dict[str, tuple[str, tuple[str, ...]]]:
+def _in(group: Group, groups: Mapping[str, Group]) -> Callable[[Drawn], bool]:
+    return lambda one: groups[one.id] == group
+
+
+def _groups(rows: Rows, folds: Sequence[str], seed: int) -> dict[str, Group]:
     """Document id -> its corpus, and the folds ("" for none) in which it chooses the penalty.
 
     Each fold holds out a tenth of its own training documents, whatever corpora they are of.

@@ -18,7 +18,7 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +65,15 @@ class LabelledDocument:
     def first_label(self, exclude_prefix: bool = True) -> int:
         """The first position that has a label; those before it are 0 and belong to no training or metric."""
         return first_label(self.prefix if exclude_prefix else 0)
+
+
+def relative_only(document: LabelledDocument) -> LabelledDocument:
+    """The document with its relative utility in the place of the raw one. RequestError if it was not stored."""
+    if not document.relative:
+        raise RequestError(
+            f"the labels of {document.id!r} hold no relative utility; label again, or take --utility raw"
+        )
+    return replace(document, utility=document.relative)
 
 
 def first_label(prefix: int) -> int:
@@ -199,8 +208,9 @@ def _check_model(path: Path, document: LabelledDocument, geometry: ModelGeometry
     """RequestError unless a file belongs to the model of its folder and has the shapes that this model gives."""
     if document.about.get("fingerprint", fingerprint) != fingerprint:
         raise RequestError(f"{path} belongs to another model than {path.parent.parent / 'labels.json'}; {AGAIN}")
-    n, found = document.tokens, {"utility": document.utility, "relative": document.relative}
-    found |= {name: document.signals.streams.get(name, ()) for name in STREAMS.values()}
+    n, streams = document.tokens, document.signals.streams
+    found: dict[str, Sequence[Tensor]] = {"utility": document.utility, "relative": document.relative}
+    found.update({name: streams.get(name, ()) for name in STREAMS.values()})
     per_head = [(heads, n) for heads in geometry.kv_heads]
     wanted: dict[str, Sequence[tuple[int | None, ...]]] = {
         "utility": per_head,
