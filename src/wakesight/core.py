@@ -104,7 +104,8 @@ class Signals:
             asked = "output_gate" if name == "output_gate_max" else name
             raise RequestError(
                 f"the signal {name!r} was not recorded for this session (it has {have}); "
-                f"prefill with record=[{asked!r}] (--record {asked})"
+                f"prefill with record=[{asked!r}] (--record {asked}), or take a scorer that reads keys only: "
+                "--scorer keydiff"
             ) from None
 
 

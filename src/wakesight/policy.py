@@ -150,6 +150,13 @@ class Policy:
         """Whether the scorer declares that its scores lie in [0, 1] and mean the same share in every head."""
         return bool(getattr(self.scorer_method, "normalised", False))
 
+    @property
+    def reads_artifact(self) -> bool:
+        """Whether scorer or allocation look at what was fitted or measured of the model."""
+        return bool(getattr(self.scorer_method, "needs_artifact", False)) or hasattr(
+            self.allocation_rule, "needs_table"
+        )
+
     @cached_property
     def allocation_rule(self) -> Allocation | tuple[int, ...]:
         return allocation(self.allocation) if isinstance(self.allocation, str) else self.allocation

@@ -141,3 +141,24 @@ def test_eval_refuses_what_can_never_work_before_the_model_is_read(
     assert run([*words, "--out", str(tmp_path / "run")]) == 2
     assert f"'{method}' is none; use --scorer gatesight+" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((), "scorer gatesight+, allocation utility_global; kept "),
+        (("--scorer", "kvzip"), "scorer kvzip, allocation global; kept "),
+        (("--scorer", "snapkv:window=8", "--allocation", "20,30"), "scorer snapkv:window=8, allocation 20, 30 per "),
+    ],
+)
+def test_ask_and_prefill_say_what_was_chosen(capsys, tmp_path, with_artifact, words, said):
+    (tmp_path / "document.txt").write_text(TEXT)
+    read = ("--model", with_artifact, "--context", str(tmp_path / "document.txt"))
+    saved = str(tmp_path / "document.ws")
+    assert run(["ask", *read, "--question", "Who?", "--max-new-tokens", "1", *words]) == 0
+    assert said in capsys.readouterr().err
+    size = () if "20,30" in words else ("--keep", "0.3")
+    assert run(["prefill", *read, "--save", saved, *words, *size]) == 0
+    assert said in capsys.readouterr().err
+    assert run(["ask", "--session", saved, "--question", "Who?", "--max-new-tokens", "1"]) == 0
+    assert said in capsys.readouterr().err  # by what it was kept then

@@ -182,7 +182,10 @@ def saved(llama, tmp_path_factory):
         (("--chunk", "128"), "--chunk belongs to reading"),
         (("--scorer", "knorm"), "needs a size; add --keep, --entries or --fit"),
         (("--unit", "page"), "needs a size"),
-        (("--scorer", "h2o", "--keep", "0.5"), "(--record attention_sums)"),
+        (
+            ("--scorer", "h2o", "--keep", "0.5"),
+            "(--record attention_sums), or take a scorer that reads keys only: --scorer keydiff",
+        ),
         (("--keep", "0.5", "--entries", "4"), "give one size"),
         (("--page-size", "8"), "belongs to --unit page"),
         (("--max-new-tokens", "0"), "at least 1"),

@@ -18,13 +18,14 @@ from wakesight.cli.common import (
     shared_options,
     show_bytes,
 )
-from wakesight.cli.policy import make_policy, policy_options
-from wakesight.cli.sessions import Reading, model_of, open_session, read_document, reading_options
+from wakesight.cli.policy import make_policy, may_read_artifact, policy_options
+from wakesight.cli.sessions import Reading, made_with, open_session, read_document, reading_options
 from wakesight.errors import RequestError
 
 if TYPE_CHECKING:
     from wakesight.core import Answer
     from wakesight.engines.session import Session
+    from wakesight.policy import Policy
 
 
 @click.command("ask", short_help="Answer questions about a long document.")
@@ -61,8 +62,11 @@ def command(
     """
     if stream and as_json:
         raise RequestError("--stream and --json exclude each other; leave one out")
+    made = made_with(session_file)
+    if made is not None and artifact is None and may_read_artifact(**choices):
+        artifact = made.estimator()
     policy = make_policy(
-        default_keep=None if session_file else 0.3, model=model or model_of(session_file), artifact=artifact, **choices
+        default_keep=0.3 if made is None else None, model=model or (made and made.model), artifact=artifact, **choices
     )
     questions = _questions(question_list, questions_file, context)
     if max_new_tokens < 1:
@@ -138,7 +142,7 @@ def _rate(answers: list[Answer]) -> float:
 
 
 def summary(session: Session, answers: list[Answer]) -> str:
-    """What was kept and what it cost, for people."""
+    """What was kept, by what, and what it cost, for people."""
     return f"{kept_summary(session)}, {_rate(answers):.1f} tokens/s"
 
 
@@ -148,8 +152,18 @@ def kept_summary(session: Session) -> str:
     kept, heads = sum(map(sum, stats.kept_entries)), sum(map(len, stats.kept_entries))
     share = kept / (heads * stats.logical_length)
     return (
+        f"{_chosen(session.policy)}"
         f"kept {kept:,} of {heads * stats.logical_length:,} entries ({share:.1%} with the protected prefix): "
         f"{show_bytes(stats.kv_bytes_full)} -> {show_bytes(stats.kv_bytes_kept)} KV, "
         f"{show_bytes(stats.kv_bytes_freed)} freed (growth slack {show_bytes(stats.kv_bytes_slack)}); "
         f"prefill {stats.prefill_s:.1f} s, scoring {stats.score_s:.2f} s, compaction {stats.compact_s:.2f} s"
     )
+
+
+def _chosen(policy: Policy | None) -> str:
+    """By what it was kept: commands choose by themselves where nothing was typed."""
+    if policy is None:
+        return ""
+    shared = policy.allocation
+    counts = f"{', '.join(map(str, shared))} per layer" if isinstance(shared, tuple) else shared
+    return f"scorer {policy.scorer}, allocation {counts}; "

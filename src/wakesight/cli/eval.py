@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -243,18 +242,14 @@ def _config(arguments: dict[str, Any], typed: set[str]) -> dict[str, Any]:
 
 def _inputs(engine: Any, arms: Sequence[Arm], arguments: dict[str, Any]) -> dict[str, Any]:
     """Digests of what the model's name stands for: its weights, and the artifact if an arm reads it."""
-    from wakesight.estimator.artifact import JSON
+    from wakesight.estimator.digest import digest
     from wakesight.evaluation.checks import reads_artifact
     from wakesight.models.load import own_artifact
 
-    digest = None
+    artifact = None
     if any(map(reads_artifact, arms)) and (folder := arguments["artifact"] or own_artifact(arguments["model"])):
-        try:
-            about = (Path(folder) / JSON).read_bytes()  # it holds the digest of the tensors beside it
-        except OSError as error:
-            raise RequestError(f"{folder} cannot be read ({error.strerror}); check --artifact") from None
-        digest = hashlib.sha256(about).hexdigest()
-    return {"model": engine.weights_fingerprint(), "artifact": digest}
+        artifact = digest(folder)
+    return {"model": engine.weights_fingerprint(), "artifact": artifact}
 
 
 def _fractions(text: str) -> list[float]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import click
@@ -69,6 +69,19 @@ def default_scorer(model: str | None, artifact: str | None = None) -> str:
     return (None if folder is None else best_scorer(folder)) or PLAIN
 
 
+def _sized(choices: Mapping[str, Any]) -> bool:
+    """Whether the choices name a size."""
+    return isinstance(_allocation(choices["allocation"]), tuple) or any(choices[size] is not None for size in SIZES)
+
+
+def may_read_artifact(*, scorer: str | None, **choices: Any) -> bool:
+    """Whether a policy of these choices looks at an estimator; one without a scorer is decided by what there is."""
+    if scorer is None or not _sized(choices):
+        return _sized(choices)
+    policy = make_policy(default_keep=None, scorer=scorer, model=None, artifact=None, **choices)
+    return policy is not None and policy.reads_artifact
+
+
 def make_policy(
     *, default_keep: float | None, scorer: str | None, model: str | None, artifact: str | None, **choices: Any
 ) -> Policy | None:
@@ -85,11 +98,11 @@ def make_policy(
             del choices[flag]
         elif choices["unit"] != "page":
             raise RequestError(f"--{flag.replace('_', '-')} belongs to --unit page; add that, or leave it out")
+    if not _sized(choices):
+        choices["keep"] = default_keep
     fit = choices.pop("fit")
     choices["bytes"] = None if fit is None else read_bytes_size(fit)
     allocation = _allocation(choices.pop("allocation"))
-    if not isinstance(allocation, tuple) and all(choices[size] is None for size in ("keep", "entries", "bytes")):
-        choices["keep"] = default_keep
     policy = Policy(scorer=scorer or PLAIN, **choices)
     if policy.has_size or isinstance(allocation, tuple):
         if scorer is None:

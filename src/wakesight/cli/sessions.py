@@ -15,6 +15,7 @@ from wakesight.errors import RequestError
 from wakesight.policy import Policy
 
 if TYPE_CHECKING:
+    from wakesight.engines.saved import Made
     from wakesight.engines.session import Session
 
 
@@ -68,13 +69,13 @@ def read_document(reading: Reading, policy: Policy | None, record: tuple[str, ..
     return _compacted(whole, policy)
 
 
-def model_of(file: str | None) -> str | None:
-    """Name of the model that a saved session names; None without a file."""
+def made_with(file: str | None) -> Made | None:
+    """What a saved session was made with; None without a file."""
     if file is None:
         return None
     from wakesight.engines.saved import about
 
-    return about(file)[0]
+    return about(file)
 
 
 def open_session(file: str, reading: Reading, policy: Policy | None) -> Session:
@@ -92,15 +93,18 @@ def open_session(file: str, reading: Reading, policy: Policy | None) -> Session:
     from wakesight.engines.saved import about
     from wakesight.engines.session import Session
 
-    name, saved_dtype = about(file)
+    made = about(file)
     try:
         engine = load(
-            reading.model or name, device=reading.device, dtype=reading.dtype or saved_dtype, artifact=reading.artifact
-        )
+            reading.model or made.model, device=reading.device, dtype=reading.dtype or made.dtype,
+            artifact=reading.artifact,
+        )  # fmt: skip
     except RequestError as error:
         if reading.model is not None:
             raise
-        raise RequestError(f"{file} was made with the model {name}; {error}; give its place with --model") from error
+        raise RequestError(
+            f"{file} was made with the model {made.model}; {error}; give its place with --model"
+        ) from error
     with warnings.catch_warnings(record=True) as notes:
         warnings.simplefilter("always", UserWarning)
         whole = Session.load(file, engine)

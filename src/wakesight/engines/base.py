@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -87,6 +88,11 @@ class Engine(Protocol):
     @property
     def artifact(self) -> Artifact | None:
         """What was learned about the model offline."""
+        ...
+
+    @property
+    def artifact_folder(self) -> Path | None:
+        """Where it is read from."""
         ...
 
     def generate(

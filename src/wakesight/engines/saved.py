@@ -24,6 +24,7 @@ from wakesight.engines.base import Engine
 from wakesight.engines.recording import ON_REQUEST, Recording
 from wakesight.engines.session import Session
 from wakesight.errors import RequestError
+from wakesight.estimator.digest import digest
 from wakesight.models.chat import Frame
 from wakesight.policy import Policy
 from wakesight.signals.attention_sums import AttentionSums
@@ -55,6 +56,7 @@ def save(session: Session, path: str | os.PathLike[str]) -> None:
             "dtype": _name(engine.dtype),
             "fingerprint": engine.fingerprint(),
         },
+        "artifact": _estimator(engine),
         "prefix": state.prefix,
         "whole": state.kept is None,
         "frame": {"head": list(frame.head), "tail": list(frame.tail), "separator": frame.separator},
@@ -107,10 +109,51 @@ def load(path: str | os.PathLike[str], engine: Engine) -> Session:
     )  # fmt: skip
 
 
-def about(path: str | os.PathLike[str]) -> tuple[str, str]:
-    """Name and dtype of the model that a saved session was made with."""
+class Made(NamedTuple):
+    """What a saved session was made with: the model's name and dtype, and the estimator that was named for it.
+
+    artifact: folder and digest; None where it was the model's own or there was none.
+    """
+
+    file: str
+    model: str
+    dtype: str
+    artifact: tuple[str, str] | None
+
+    def estimator(self) -> str | None:
+        """The folder of that estimator. Raises RequestError if it holds something else by now."""
+        if self.artifact is None:
+            return None
+        folder, expected = self.artifact
+        try:
+            found = digest(folder)
+        except RequestError:
+            found = "nothing"
+        if found != expected:
+            raise RequestError(
+                f"{self.file} was saved with the estimator in {folder}, which is gone or has changed since; say with "
+                "--artifact which one to use now"
+            )
+        return folder
+
+
+def about(path: str | os.PathLike[str]) -> Made:
+    """What the session in that file was made with."""
     saved = files.read(path)
-    return model_name(saved), saved.field(str, "model", "dtype")
+    artifact = None
+    if saved.header.get("artifact") is not None:  # absent in files of an older version
+        artifact = (saved.field(str, "artifact", "folder"), saved.field(str, "artifact", "sha256"))
+    return Made(os.fspath(path), model_name(saved), saved.field(str, "model", "dtype"), artifact)
+
+
+def _estimator(engine: Engine) -> dict[str, str] | None:
+    """Which estimator was named when the model was loaded; None for the model's own, which is found again anyway."""
+    from wakesight.models.load import own_artifact  # here, because it needs transformers
+
+    folder = engine.artifact_folder
+    if folder is None or folder == own_artifact(engine.name):
+        return None
+    return {"folder": os.path.abspath(folder), "sha256": digest(folder)}
 
 
 def model_name(saved: files.SavedFile) -> str:

@@ -45,10 +45,7 @@ def _check_policy(engine: Any, policy: Policy) -> None:
 
 def reads_artifact(arm: Arm) -> bool:
     """Whether an arm's scorer or allocation looks at what was fitted or measured of the model."""
-    policy = arm.policy
-    return policy is not None and (
-        bool(getattr(policy.scorer_method, "needs_artifact", False)) or hasattr(policy.allocation_rule, "needs_table")
-    )
+    return arm.policy is not None and arm.policy.reads_artifact
 
 
 def check_length(engine: Any, length: int) -> None:

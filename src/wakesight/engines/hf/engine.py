@@ -100,7 +100,7 @@ class HFEngine:
         self.geometry, self.layer_devices, self.state_shapes = _measure(loaded)
         self.dtype = next(p.dtype for p in self.model.parameters() if p.is_floating_point())
         self._fingerprint: str | None = None
-        self._artifact_folder = loaded.artifact
+        self.artifact_folder = loaded.artifact
         self._decoder = self.model.get_decoder()
         self._family = loaded.family
         self._ears = Ears(self.model, loaded.family, self.geometry)
@@ -113,9 +113,9 @@ class HFEngine:
 
         Raises RequestError for a damaged folder, or one made for another model.
         """
-        if self._artifact_folder is None:
+        if self.artifact_folder is None:
             return None
-        found = Artifact.load(self._artifact_folder)
+        found = Artifact.load(self.artifact_folder)
         found.check(self.geometry, self.weights_fingerprint())
         return found
 
