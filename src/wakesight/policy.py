@@ -28,9 +28,11 @@ LARGEST_PAGE = 4096
 class Policy:
     """What to keep of a prefilled context.
 
-    scorer: a name with optional settings ("snapkv:window=16") or a scorer object.
+    scorer: a name with optional settings ("snapkv:window=16") or a scorer object. Commands take the model's own
+        estimator where none is named; here it is keydiff on every model.
     allocation: a name ("flat", "pyramid:beta=10"), an allocation object, or entries per KV head for
-        each attention layer as a tuple of ints (then no size is given).
+        each attention layer as a tuple of ints (then no size is given). Commands take `natural_allocation` where
+        none is named; here it is flat for every scorer.
     keep: fraction p in (0, 1] of the entries beyond the protected prefix; or `entries` per (layer,
         KV head) on average; or `bytes` of fast memory in all. At most one of the three.
     protect: tokens kept at the start, beyond any budget; None = the session's own prefix.

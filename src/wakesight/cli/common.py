@@ -35,8 +35,8 @@ def artifact_option(command: Callable[..., Any]) -> Callable[..., Any]:
     """--artifact, for commands whose scorers and allocations may need one."""
     return click.option(
         "--artifact", default=None,
-        help="Folder of wakesight fit or calibrate for this model. Default: the bundled one, or the folder wakesight "
-        "beside the weights.",
+        help="Folder of wakesight fit or calibrate for this model. Default: the one a session was saved with, the "
+        "bundled one, or the folder wakesight beside the weights.",
     )(command)  # fmt: skip
 
 
