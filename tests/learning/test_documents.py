@@ -98,6 +98,8 @@ def test_short_documents_are_told_and_refused_ones_passed_on():
         (json.dumps(["x"]), "row 1, has no text"),
         (json.dumps({"text": "x", "corpus": ["a"]}), "has a field 'corpus' that is no text"),
         (json.dumps({"text": "x", "id": True}), "has a field 'id' that is no text"),
+        (json.dumps({"text": "x", "continuations": "y"}), "row 1, has continuations that are no list"),
+        (json.dumps({"text": "x", "continuations": ["y", ""]}), "row 1, has continuations that are no list"),
         ("\n".join([json.dumps({"text": "x", "id": "same"})] * 2), "'same' occurs in"),
     ],
 )
@@ -172,3 +174,9 @@ def _stand_in(rows):
 def test_a_row_may_bring_the_instruction_before_it(tmp_path):
     (tmp_path / "x.jsonl").write_text(json.dumps({"text": "one", "instruction": "Read this."}) + "\n")
     assert read(tmp_path) == [Document("x.jsonl:1", "x", "one", instruction="Read this.")]
+
+
+def test_a_row_may_bring_what_was_said_about_it(tmp_path):
+    rows = [{"text": "one", "continuations": ["Why?", "How?"]}, {"text": "two", "continuations": None}]
+    (tmp_path / "x.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert [document.continuations for document in read(tmp_path)] == [("Why?", "How?"), ()]

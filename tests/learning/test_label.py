@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import multiprocessing
 from pathlib import Path
@@ -282,11 +283,32 @@ def test_replies_and_texts_in_between_change_what_follows(hybrid, tmp_path):
     assert not torch.equal(found["reply"], found["after"])
 
 
+def test_a_document_may_bring_its_own_continuations(hybrid, tmp_path):
+    """Its first ones, cut to the wanted tokens and read behind the context, control tokens as what they are."""
+    (plain,) = documents(1)
+    asked = ("what is it?<|im_end|>", "why?", "a third one is one too many")
+    settings = Settings(given=True, continuations=2, tokens=7)
+    label(hybrid, [dataclasses.replace(plain, continuations=asked)], tmp_path, settings=settings)
+
+    (found,) = load_labels(tmp_path)
+    said = [hybrid.template_ids(text)[:7] for text in asked[:2]]
+    with hybrid.prefill([*hybrid.frame().head, *plain.ids]) as session:
+        expected = utilities(hybrid, session.state, said)
+    assert found.about["continuations"] == [len(ids) for ids in said]
+    assert [mine.tolist() for mine in found.utility] == [theirs.tolist() for theirs in expected.raw]
+
+
+def test_a_document_without_the_asked_continuations_is_skipped(hybrid, tmp_path):
+    label(hybrid, documents(1), tmp_path, given=True)
+    assert "has no continuations" in read_skipped(tmp_path)[0]["reason"]
+
+
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
         (Settings(reply=True, after="x"), "--reply or --after"),
         (Settings(reply=True, chat=False), "without a chat template there is no reply"),
+        (Settings(given=True, past_end=True), "leave --past-end or --given out"),
         (Settings(continuations=0), "continuations=0"),
         (Settings(tokens=0), "tokens=0"),
         (Settings(seed=-1), "seed=-1"),

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 @click.option("--reply", is_flag=True, help="Continuations are replies to the document, not more of it.")
 @click.option("--after", default="", help="Text between document and continuation; control tokens count.")
 @click.option("--past-end", is_flag=True, help="Continuations go on where the model ends a turn.")
+@click.option("--given", is_flag=True, help="Follow the rows' own continuations instead of sampling the model's.")
 @click.option("--record", default=None, help="Store native, hidden, keys. Default: native or else hidden, and keys.")
 @click.option("--full-precision", is_flag=True, help="Store keys and hidden states as computed, not as float16.")
 @click.option("--keep-benchmarks", is_flag=True, help="Keep documents that name a long-context benchmark.")
@@ -50,8 +51,8 @@ def command(
     """Label DOCS: a .jsonl, .txt or .parquet file, or a folder of them.
 
     The model continues every document; the utility of an entry is how far its removal would have moved an attention
-    layer's output on these continuations. Rows have a text, and may have a corpus and an id. A stopped run goes on
-    with --resume; shards may share a folder.
+    layer's output on these continuations. Rows have a text, and may have a corpus, an id, and continuations of their
+    own for --given. A stopped run goes on with --resume; shards may share a folder.
 
     \b
     wakesight label texts/ --model smollm2 --out labels/smollm2 --limit 400

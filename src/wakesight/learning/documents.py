@@ -25,7 +25,8 @@ class Document:
     """One text. id: unique among the documents read together. corpus: the kind of text it stands for.
 
     ids: its tokens, once `fitted` has encoded and cut it; before that (). instruction: what stands before it, if it
-    has words of its own there.
+    has words of its own there. continuations: what was said about it, for `label --given`; control tokens of the
+    model's template mean what they say.
     """
 
     id: str
@@ -33,14 +34,16 @@ class Document:
     text: str
     ids: tuple[int, ...] = ()
     instruction: str | None = None
+    continuations: tuple[str, ...] = ()
 
 
 def read_documents(source: Path, *, drop_benchmarks: bool = True) -> Iterator[Document]:
     """Every document of a file or of a folder with its subfolders, in the order of paths and lines.
 
-    A .jsonl line or .parquet row has `text`, and may have `corpus`, `id` and `instruction`. Without them the corpus is
-    the name of the folder below `source`, or the file's stem where there is none, and the id is path:row. A .txt file
-    is one document. drop_benchmarks: leave out texts that name a long-context benchmark (GateSight, section on data).
+    A .jsonl line or .parquet row has `text`, and may have `corpus`, `id`, `instruction` and `continuations` (a list of
+    texts). Without them the corpus is the name of the folder below `source`, or the file's stem where there is none,
+    and the id is path:row. A .txt file is one document. drop_benchmarks: leave out texts that name a long-context
+    benchmark (GateSight, section on data).
 
     Raises RequestError for a missing source, one without such files, a broken row, an id that occurs twice, and a
     parquet file without the package that reads it. What is wrong in a file shows when it is reached.
@@ -119,7 +122,12 @@ def _document(row: Any, default_id: str, default_corpus: str, place: str) -> Doc
         if value is not None and (isinstance(value, bool) or not isinstance(value, (str, int))):
             raise RequestError(f"{place} has a field {name!r} that is no text; write a text, or leave it out")
         names[name] = default if value is None or value == "" else str(value)
-    return Document(names["id"], names["corpus"], row["text"], instruction=names["instruction"] or None)
+    said = row.get("continuations") or ()
+    if not isinstance(said, (list, tuple)) or not all(isinstance(each, str) and each for each in said):
+        raise RequestError(f"{place} has continuations that are no list of texts; write a list, or leave it out")
+    return Document(
+        names["id"], names["corpus"], row["text"], instruction=names["instruction"] or None, continuations=tuple(said)
+    )
 
 
 def _text(file: Path) -> str:
@@ -156,7 +164,11 @@ def _parquet_rows(file: Path) -> Iterator[tuple[int, Any]]:
         ) from None
     try:
         table = parquet.ParquetFile(file)
-        columns = [name for name in ("text", "corpus", "id", "instruction") if name in table.schema_arrow.names]
+        columns = [
+            name
+            for name in ("text", "corpus", "id", "instruction", "continuations")
+            if name in table.schema_arrow.names
+        ]
         number = 0
         for batch in table.iter_batches(batch_size=256, columns=columns):
             for row in batch.to_pylist():

@@ -39,6 +39,7 @@ class Settings:
     reply: continuations are replies, behind the end of the user's turn; after: or they follow this text (its control
     tokens mean what they say). Neither: they go on where the document ends. past_end: they also go on behind the end
     of a turn, for models that write further turns of a conversation themselves.
+    given: follow the documents' own continuations instead of the model's.
     record: signals to store, of RECORDED; None: "native" where the model has such signals, else "hidden", and keys.
     half: store float32 keys and hidden states as float16.
     min_tokens, max_tokens: how the documents were chosen and cut by `fitted`, so that a folder holds one kind.
@@ -52,6 +53,7 @@ class Settings:
     reply: bool = False
     after: str = ""
     past_end: bool = False
+    given: bool = False
     record: tuple[str, ...] | None = None
     half: bool = True
     chunk: int = 512
@@ -65,6 +67,8 @@ class Settings:
         chunk_size(self.chunk)
         if self.reply and self.after:
             raise RequestError("continuations cannot be replies and follow a text too; give --reply or --after")
+        if self.given and self.past_end:
+            raise RequestError("given continuations end where they end; leave --past-end or --given out")
         native = bool(engine.geometry.native_heads)
         record = ("native" if native else "hidden", "keys") if self.record is None else tuple(self.record)
         if unknown := [name for name in record if name not in RECORDED]:
@@ -225,10 +229,10 @@ def _read(
     context's last token is held back, the continuations are drawn behind it, and only then it is read for good.
     """
     record = [name for name in settings.record or () if name != "keys"]
-    held_back = () if after else ids[-1:]
+    held_back = () if after or settings.given else ids[-1:]
     session: Session = engine.prefill(ids[: len(ids) - len(held_back)], record=record, chunk=settings.chunk)
     with session:
-        made = rollouts(
+        made = _given(engine, document, settings) if settings.given else rollouts(
             engine, session.state, after or held_back, count=settings.continuations, tokens=settings.tokens,
             seed=document_seed(settings.seed, document.id), past_end=settings.past_end,
         )  # fmt: skip
@@ -237,6 +241,14 @@ def _read(
         if held_back:
             session.append(held_back)
         yield session, made
+
+
+def _given(engine: Any, document: Document, settings: Settings) -> list[list[int]]:
+    """The first `continuations` of the document's own, each cut to `tokens` ids."""
+    made = [engine.template_ids(said)[: settings.tokens] for said in document.continuations[: settings.continuations]]
+    if not made:
+        raise RequestError("the document has no continuations; give its row a list of them, or leave --given out")
+    return made
 
 
 @dataclass(frozen=True, eq=False)
