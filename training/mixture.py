@@ -81,20 +81,24 @@ class Batch:
 
 @dataclass(frozen=True)
 class Mixture:
-    """What to draw from. shares: of tasks, relative. early: factor on the warm-up sequences' shares, per length."""
+    """What to draw from. shares: of tasks, relative. warm_up: the warm-up sequences' share, per length.
+
+    question: weight of a question's words; a model that is to ask about what it read needs more than the background.
+    """
 
     shares: Mapping[str, float] = field(default_factory=lambda: SHARES)
     warm_up: Mapping[int, float] = field(
         default_factory=lambda: MappingProxyType({64: 0.5, 96: 0.4, 128: 0.2, 256: 0.06})
     )
     warm_up_rest: float = 0.02
+    question: float = BACKGROUND
 
     def batch(self, rng: random.Random, tokens: int, length: int) -> Batch:
         """About `tokens` tokens in sequences of `length`."""
         names = list(self.shares)
         weights = self._weights(length)
         drawn = rng.choices(names, weights, k=max(1, tokens // length))
-        return batch_of([sequence(task, rng, length) for task in drawn], rng)
+        return batch_of([sequence(task, rng, length, question=self.question) for task in drawn], rng)
 
     def _weights(self, length: int) -> list[float]:
         warm = self.warm_up.get(length, self.warm_up_rest)
@@ -119,15 +123,19 @@ def batch_of(sequences: list[Sequence], rng: random.Random | None = None) -> Bat
 
 
 def sequence(
-    task: str, rng: random.Random, length: int, share: float | None = None, most: int | None = None
-) -> Sequence:
-    """One sequence of `length` tokens. share: of the context in it (None: random). most: questions at most."""
+    task: str, rng: random.Random, length: int, share: float | None = None, most: int | None = None,
+    question: float = BACKGROUND,
+) -> Sequence:  # fmt: skip
+    """One sequence of `length` tokens. share: of the context in it (None: random). most: questions at most.
+
+    question: weight of a question's words.
+    """
     if task in WARM_UP:
         return _warm_up(task, rng, length)
     if task == "story":
-        return _assembled(task, t.story(rng, length - 7), length, 0)
+        return _assembled(task, t.story(rng, length - 7), length, 0, question)
     if task == "whole":
-        return _whole(rng, length)
+        return _whole(rng, length, question)
     if share is None:
         share = rng.uniform(0.35, 0.8) if rng.random() < 0.7 else rng.uniform(0.75, 0.93)
     size = max(12, int(length * share) - 8)
@@ -137,36 +145,38 @@ def sequence(
     spare = length - 8 - len(item.words) - sum(_turn_size(each) for each in asked)
     if spare > 8:  # few questions: a longer context, not padding
         item = t.make(task, random.Random(seed), size + spare)
-    return _assembled(task, item, length, most)
+    return _assembled(task, item, length, most, question)
 
 
 def _turn_size(asked: t.Asked) -> int:
     return len(asked.question) + len(asked.prefix) + len(asked.answer) + 3
 
 
-def _whole(rng: random.Random, length: int) -> Sequence:
+def _whole(rng: random.Random, length: int, question: float) -> Sequence:
     """A context of any task, read back from its first word to its last."""
     size = max(8, (length - 16) // 2)
     size = rng.randint(size // 2, size) if rng.random() < 0.3 else size
     item = t.make(rng.choice(t.TASKS[:-1]), rng, size)
     asked = t.Asked(t.WHOLE, (), item.words, ())
-    return _assembled("whole", t.Item("whole", item.instruction, item.words, (asked,)), length, None)
+    return _assembled("whole", t.Item("whole", item.instruction, item.words, (asked,)), length, None, question)
 
 
-def _assembled(task: str, item: t.Item, length: int, most: int | None) -> Sequence:
+def _assembled(task: str, item: t.Item, length: int, most: int | None, question: float) -> Sequence:
     words = [v.BOS, v.USER, *item.instruction, *item.words][:length]
     start = min(2 + len(item.instruction), length)
     weights = [0.0] + [BACKGROUND] * (start - 1) + [CONTEXT_WEIGHT.get(task, BACKGROUND)] * (len(words) - start)
     context = len(words)
     answers = []
     for number, asked in enumerate(item.asked[: len(item.asked) if most is None else most]):
-        before = [*([v.USER] if number else []), *asked.question, v.ASSISTANT, *asked.prefix]
+        turn = [v.USER] if number else []
+        before = [*turn, *asked.question, v.ASSISTANT, *asked.prefix]
+        asking = [BACKGROUND] * len(turn) + [question] * len(asked.question)
         answer = [*asked.answer, v.EOS]
         if len(words) + len(before) + len(answer) > length:
             break
         answers.append((len(words) + len(before), len(words) + len(before) + len(answer)))
         words += [*before, *answer]
-        weights += [BACKGROUND] * len(before) + [ANSWER_WEIGHT.get(task, 1.0)] * len(answer)
+        weights += asking + [BACKGROUND] * (len(before) - len(asking)) + [ANSWER_WEIGHT.get(task, 1.0)] * len(answer)
     if answers and task not in CONTEXT_WEIGHT:
         weights = _balanced(weights)
     rest = length - len(words)

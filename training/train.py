@@ -42,7 +42,7 @@ class Settings:
     lengths: of the sequences, stage by stage; the next stage begins when the mean accuracy of GATES is above `gate`
     and the stage has had `stage_tokens`, or when `latest` (a share of the whole training per stage) has passed.
     shorter: share of batches at an earlier stage's length, the longer of two drawn. decay: share of the training, its
-    end, in which rates fall to 3%.
+    end, in which rates fall to 3%. question: weight of a question's words in the loss.
     """
 
     minutes: float = 0.0
@@ -64,6 +64,7 @@ class Settings:
     stage_tokens: int = 100_000
     shorter: float = 0.5
     constrained: bool = True
+    question: float = 0.1
 
     def __post_init__(self) -> None:
         if self.minutes <= 0 and self.tokens <= 0:
@@ -119,7 +120,7 @@ class Training:
         self.out, self.settings = out, settings
         self.counters = Counters()
         self.random = random.Random(f"tiny-hybrid/{settings.seed}")
-        self.mixture = Mixture()
+        self.mixture = Mixture(question=settings.question)
         self.model = initial.model(settings.shape, settings.seed)
         self.roles = initial.roles(settings.shape)
         self.optimisers = optimisers(self.model, settings)
@@ -273,11 +274,11 @@ def _settle(path: Path, settings: Settings) -> None:
     """Write the settings down, or check them against those there; MOVABLE ones may change."""
     now = json.loads(json.dumps(asdict(settings)))
     if path.exists():
-        before = json.loads(path.read_text())
+        before = json.loads(json.dumps(asdict(Settings.read(path))))
         for name, value in now.items():
-            if name not in MOVABLE and before.get(name) != value:
+            if name not in MOVABLE and before[name] != value:
                 raise RequestError(
-                    f"{path.parent} was trained with {name}={before.get(name)!r}, and now {value!r} was asked for; "
+                    f"{path.parent} was trained with {name}={before[name]!r}, and now {value!r} was asked for; "
                     "give the same settings or another --out"
                 )
     path.write_text(json.dumps(now, indent=1))

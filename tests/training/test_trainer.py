@@ -125,6 +125,24 @@ def test_the_same_random_stream_gives_the_same_batch():
     assert not torch.equal(one.ids, mixture.Mixture().batch(random.Random(4), 1024, 128).ids)
 
 
+def test_words_of_a_question_weigh_what_is_asked_for_and_change_nothing_else():
+    plain, heavy = (
+        mixture.sequence("closed_dense", random.Random(5), 256, share=0.5, question=weight)
+        for weight in (mixture.BACKGROUND, 0.3)
+    )
+    assert plain.ids == heavy.ids
+    assert plain.answers == heavy.answers
+    ask, end = v.IDS["ask"], v.IDS["?"]
+    asked = [
+        range(at, heavy.ids.index(end, at) + 1)
+        for at in range(heavy.context, len(heavy.ids))
+        if heavy.ids[at] == ask and at < heavy.answers[-1][0]
+    ]
+    assert len(asked) > 1
+    inside = {place for places in asked for place in places}
+    assert all((weight == 0.3) == (place in inside) for place, weight in enumerate(heavy.weights))
+
+
 # ---- the start
 
 
@@ -274,6 +292,17 @@ def test_a_folder_goes_on_only_with_its_own_settings(tmp_path):
     with pytest.raises(RequestError, match="trained with hidden=64, and now 128"):
         training(tmp_path, hidden=128)
     assert training(tmp_path, tokens=20_000).settings.tokens == 20_000  # the end may move
+
+
+def test_a_folder_of_an_older_version_goes_on(tmp_path):
+    """Its settings lack what has been added since, and so it was trained with the default."""
+    train.Training(tmp_path, train.Settings(**SMALL))
+    older = json.loads((tmp_path / "settings.json").read_text())
+    del older["question"]
+    (tmp_path / "settings.json").write_text(json.dumps(older))
+    with pytest.raises(RequestError, match=r"trained with question=0\.1, and now 0\.3"):
+        train.Training(tmp_path, train.Settings(**SMALL, question=0.3))
+    train.Training(tmp_path, train.Settings(**SMALL))
 
 
 def test_the_log_has_a_line_of_json_per_interval(tmp_path, capsys):
