@@ -82,8 +82,15 @@ def test_heads_are_closed_and_static_half_lives_read(texts, hybrid, tmp_path, ca
         (["analyze", "{texts}", "--close", "--model", "{llama}", "--out", "{out}", "--share", "2"], "--share 2.0"),
         (
             ["analyze", "{texts}", "--close", "--model", "{llama}", "--out", "{out}", "--artifact", "x"],
-            "judges no estimator",
+            "--artifact is about labels, and --close reads none",
         ),
+        (
+            ["analyze", "{texts}", "--close", "--model", "{llama}", "--out", "{out}", "--utility", "relative"],
+            "--utility is about labels, and --close reads none",
+        ),
+        (["analyze", "{texts}", "--out", "{out}", "--share", "0.5"], "--share belongs to --close; add it"),
+        (["bench", "scoring", "--artifact", "nowhere"], "bench scoring runs networks of the paper's shape"),
+        (["bench", "prefill", "--model", "{llama}", "--tokens", "9999999"], "--tokens 9999999 is more than"),
     ],
 )
 def test_a_wrong_request_is_one_sentence(texts, llama, tmp_path, capsys, words, sentence):

@@ -16,7 +16,17 @@ from wakesight.learning.documents import Document
 from wakesight.learning.folder import locked
 from wakesight.learning.influence import influence_reference
 from wakesight.learning.label import Settings, label, utilities
-from wakesight.learning.labelled import file_name, first_label, load_labels, normalised, read_labelled, read_skipped
+from wakesight.learning.labelled import (
+    SPAN,
+    file_name,
+    first_label,
+    load_labels,
+    normalised,
+    packed,
+    read_labelled,
+    read_skipped,
+    unpacked,
+)
 from wakesight.learning.rollouts import document_seed
 from wakesight.testing import tiny
 
@@ -267,7 +277,7 @@ def test_attention_that_cannot_be_recomputed_is_no_label(hybrid, tmp_path, monke
 
 
 def test_a_model_that_says_nothing_is_skipped(hybrid, tmp_path, monkeypatch):
-    monkeypatch.setattr(hybrid, "sample", lambda *args: [[], []], raising=False)
+    monkeypatch.setattr(module, "rollouts", lambda engine, asked, **how: [[] for _ in asked])
     label(hybrid, documents(1), tmp_path, **SHORT)
     assert "ended every continuation at once" in read_skipped(tmp_path)[0]["reason"]
 
@@ -336,10 +346,30 @@ def test_what_is_stored_can_be_chosen(hybrid, tmp_path):
             assert torch.allclose(mine, theirs, atol=1e-4)
 
 
-def test_large_numbers_are_not_squeezed_into_float16():
-    assert module._half(torch.tensor([1.0, 2.0])).dtype == torch.float16
-    assert module._half(torch.tensor([1.0, 1e6])).dtype == torch.float32
-    assert module._half(torch.tensor([1.0], dtype=torch.bfloat16)).dtype == torch.bfloat16
+@pytest.mark.parametrize("shape", [(70, 5), (2, 32, 8), (1, 3)])
+def test_bytes_say_a_number_to_a_256th_of_its_spans_range(shape):
+    """Dims differ by orders of magnitude, one of them never changes, and one token stands far out."""
+    numbers = torch.randn(shape, generator=torch.Generator().manual_seed(0)) * 10.0 ** (torch.arange(shape[-1]) % 5 - 2)
+    numbers[..., 0] = 0.3
+    numbers[..., 0, 1:] *= 50
+    stored = packed("hidden.0", numbers)
+    assert {name: tensor.dtype for name, tensor in stored.items()} == {
+        "hidden.0": torch.uint8, "hidden.0.low": torch.float16, "hidden.0.step": torch.float16,
+    }  # fmt: skip
+
+    found = unpacked(*stored.values())
+
+    for start in range(0, shape[-2], SPAN):
+        mine, theirs = found[..., start : start + SPAN, :], numbers[..., start : start + SPAN, :]
+        room = theirs.amax(dim=-2) - theirs.amin(dim=-2)
+        # half a step of the range, and the rounding of where it starts
+        allowed = room / 254 * 0.51 + theirs.abs().amax(dim=-2) / 1000
+        assert bool(((mine - theirs).abs().amax(dim=-2) <= allowed).all())
+
+
+def test_large_numbers_are_not_squeezed_into_bytes():
+    assert list(packed("key.0", torch.tensor([[1e5], [1e6]]))) == ["key.0"]
+    assert list(packed("key.0", torch.tensor([[1.0], [2.0]], dtype=torch.bfloat16))) != ["key.0"]
 
 
 def test_damaged_and_foreign_files_are_named(whole, tmp_path):
@@ -406,7 +436,7 @@ def test_the_command_fails_when_nothing_could_be_labelled(tmp_path, capsys, monk
     def fail(*args):
         raise WorkError("no room")
 
-    monkeypatch.setattr(module, "labelled", fail)
+    monkeypatch.setattr(module, "_labelled", fail)
     words = ["label", str(tmp_path / "one.txt"), "--model", str(folder), "--out", str(tmp_path / "out")]
     assert run([*words, "--min-tokens", "10"]) == 1
     assert "the only document could not be labelled: no room" in capsys.readouterr().err

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from wakesight.cli.common import model_options, print_json, progress, shared_options
+from wakesight.cli.recipe import given
 from wakesight.errors import RequestError
 
 if TYPE_CHECKING:
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 
     from wakesight.learning.dataset import Labels
 
+OF_LABELS = ("window", "slow", "artifact", "every", "utility")  # options that --close has no use for
+OF_CLOSING = ("share", "seeds", "tokens")  # and that nothing else has
 FILES = ("analysis.json", "analysis.md", "half-lives", "summaries", "cells", "closing.json", "closing.md")
 
 
@@ -33,10 +36,11 @@ FILES = ("analysis.json", "analysis.md", "half-lives", "summaries", "cells", "cl
 @click.option("--tokens", type=int, default=8192, show_default=True, help="--close: about so many tokens are read.")
 @model_options
 @shared_options
+@click.pass_context
 def command(
-    source: str, out: str, window: int, slow: float, artifact: str | None, every: int, utility: str,
-    model: str | None, closing: bool, share: float, seeds: int, tokens: int, device: str | None, dtype: str | None,
-    as_json: bool,
+    context: click.Context, source: str, out: str, window: int, slow: float, artifact: str | None, every: int,
+    utility: str, model: str | None, closing: bool, share: float, seeds: int, tokens: int, device: str | None,
+    dtype: str | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Half-lives, slow heads, where variance lies, and how signals relate to utility, from a folder of wakesight label.
 
@@ -49,6 +53,9 @@ def command(
     wakesight analyze labels/tiny-long --out analysis/long --artifact artifacts/tiny
     wakesight analyze texts/ --out analysis/tiny --model tiny --close
     """
+    for name in sorted(given(context) & set(OF_LABELS if closing else OF_CLOSING)):
+        what = "is about labels, and --close reads none" if closing else "belongs to --close"
+        raise RequestError(f"--{name} {what}; leave one of them out" if closing else f"--{name} {what}; add it")
     if every < 1 or window < 1:
         raise RequestError("--every and --window must be at least 1")
     if not slow > 0:
@@ -58,8 +65,6 @@ def command(
     if closing:
         if model is None:
             raise RequestError("--close reads documents with a model; name one with --model")
-        if artifact is not None:
-            raise RequestError("--close judges no estimator; leave --artifact out, or --close")
         _close(source, folder, model, share, seeds, tokens, device, dtype, as_json)
         return
     _analyze(source, folder, window, slow, artifact, every, utility, model, device, dtype, as_json)

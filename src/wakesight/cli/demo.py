@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.resources
+import itertools
 import random
 import sys
 from dataclasses import dataclass
@@ -131,7 +132,7 @@ def _show_passages(engine: Any, ids: tuple[int, ...], arms: dict[str, Any], demo
 
     from wakesight.report import kept_map
 
-    pieces = [engine.decode([i]) for i in ids]
+    pieces = _pieces(engine, ids)
     console = Console(file=sys.stdout, highlight=False)
     console.print("\nthe passages with the answers, brighter green = kept by more (layer, head) pairs:")
     text = demo.text
@@ -140,3 +141,14 @@ def _show_passages(engine: Any, ids: tuple[int, ...], arms: dict[str, Any], demo
         start, stop = max(at - 4, 0), min(at + 16, len(ids))
         for name, kept in arms.items():
             console.print(name.split(":")[0].ljust(8), kept_map.words(pieces, kept, start, stop, len(ids)))
+
+
+def _pieces(engine: Any, ids: tuple[int, ...]) -> list[str]:
+    """The text of each token as it stands behind the one before it: a tokenizer of whole words puts the space there."""
+    alone = [engine.decode([i]) for i in ids]
+    pairs = [engine.decode(list(pair)) for pair in itertools.pairwise(ids)]
+    behind = [
+        both[len(first) :] if both.startswith(first) and both.endswith(second) else second
+        for both, first, second in zip(pairs, alone, alone[1:], strict=False)
+    ]
+    return [*alone[:1], *behind]

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 @click.option("--past-end", is_flag=True, help="Continuations go on where the model ends a turn.")
 @click.option("--given", is_flag=True, help="Follow the rows' own continuations instead of sampling the model's.")
 @click.option("--record", default=None, help="Store native, hidden, keys. Default: native or else hidden, and keys.")
-@click.option("--full-precision", is_flag=True, help="Store keys and hidden states as computed, not as float16.")
+@click.option("--full-precision", is_flag=True, help="Store keys and hidden states as computed, not as bytes.")
 @click.option("--keep-benchmarks", is_flag=True, help="Keep documents that name a long-context benchmark.")
 @click.option("--resume", is_flag=True, help="Go on with a run that was stopped.")
 @click.option("--limit", type=int, default=None, help="Take only the first so many documents, by path.")

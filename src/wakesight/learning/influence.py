@@ -40,7 +40,7 @@ def influence(
 
 def influence_and_outputs(
     queries: Tensor, keys: Tensor, values: Tensor, output: Tensor, scaling: float, first: int, entries: int, *,
-    dtype: torch.dtype | None = None,
+    dtype: torch.dtype | None = None, removal: Removal | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """The same, and the head outputs o_j [J, t, dv] that it was computed with.
 
@@ -48,22 +48,22 @@ def influence_and_outputs(
     product per pair of heads and no tensor with a hidden axis. v is centred first, which changes no difference and
     saves digits. Where a head puts more than `STRONG` on an entry, o_j - v_i loses digits to cancellation that
     squaring doubles: those few pairs are removed for real.
+
+    removal: what does not depend on the queries, of the same values and output, where it is at hand.
     """
     dtype = dtype or working_dtype(queries.dtype)
-    values, output = values.to(dtype), output.to(dtype)
-    centre = values.mean(dim=0)
-    around = values - centre
-    gram = _Gram(output, around[:entries])
+    removal = removal or Removal(values[:entries], output, dtype)
+    around = values.to(dtype) - removal.centre
     heads, new, _ = queries.shape
     step = max(1, BLOCK // (heads * keys.shape[0]))
     changes, outputs = [], []
     for start in range(0, new, step):
         weights = attention_weights(queries[:, start : start + step], keys, scaling, first + start, dtype)
         made = weights @ around[: weights.shape[2]]
-        found = gram.norms(_odds(weights[..., :entries]), made)
-        _removed(found, weights, around, output)
+        found = removal.norms(_odds(weights[..., :entries]), made)
+        _removed(found, weights, around, removal.output)
         changes.append(found)
-        outputs.append(made + centre)
+        outputs.append(made + removal.centre)
     return torch.cat(changes), torch.cat(outputs, dim=1)
 
 
@@ -95,28 +95,47 @@ def attention_weights(queries: Tensor, keys: Tensor, scaling: float, first: int,
 
 
 def _odds(weights: Tensor) -> Tensor:
-    return weights / (1 - weights).clamp(min=GUARD)
+    rest = (1 - weights).clamp_(min=GUARD)
+    return torch.div(weights, rest, out=rest)
 
 
-class _Gram:
-    """The pair products of one KV head: M_jk for j <= k, and v_i^T M_jk v_i once per entry."""
+class Removal:
+    """What the removal of entries takes that no query changes: once per context, layer and KV head.
 
-    def __init__(self, output: Tensor, values: Tensor) -> None:
-        self.values = values  # [entries, dv]
-        heads = output.shape[0]
-        self.pairs = [(j, k) for j in range(heads) for k in range(j, heads)]
-        self.products = {(j, k): output[j].T @ output[k] for j, k in self.pairs}
-        self.of_values = {pair: ((values @ m) * values).sum(dim=1) for pair, m in self.products.items()}
+    values: [entries, dv]. output: [J, hidden, dv]. Of the pairs (j, k) with j <= k it holds M_jk, and v_i^T M_jk v_i as
+    the last row of `right`, which a bracket of every query and entry is one matrix product with:
+
+        (o_j - v_i)^T M_jk (o_k - v_i) = [-(o_j^T M_jk + o_k^T M_kj), o_j^T M_jk o_k, 1] . [v_i, 1, v_i^T M_jk v_i]
+    """
+
+    def __init__(self, values: Tensor, output: Tensor, dtype: torch.dtype = torch.float32) -> None:
+        self.output = output.to(dtype)
+        values = values.to(dtype)
+        self.centre = values.mean(dim=0)
+        around = values - self.centre
+        heads = len(self.output)
+        pairs = [(j, k) for j in range(heads) for k in range(j, heads)]
+        self.left, self.right = (torch.tensor(side, device=values.device) for side in zip(*pairs, strict=True))
+        flat = self.output.transpose(0, 1).flatten(1)  # [hidden, J * dv]
+        width = values.shape[1]
+        products = (flat.T @ flat).view(heads, width, heads, width).transpose(1, 2)
+        self.products = products[self.left, self.right]  # [pair, dv, dv]
+        squares = ((around @ self.products) * around).sum(dim=2)  # [pair, entries]
+        ones = squares.new_ones(len(pairs), 1, len(around))
+        self.columns = torch.cat([around.T.expand(len(pairs), -1, -1), ones, squares[:, None]], dim=1)
+        self.twice = torch.where(self.left == self.right, 1.0, 2.0).tolist()  # (k, j) equals (j, k)
 
     def norms(self, odds: Tensor, made: Tensor) -> Tensor:
-        """odds: [J, t, entries], made: [J, t, dv] -> [t, entries]. The pair (k, j) equals (j, k) and counts twice."""
+        """odds: [J, t, entries], made: [J, t, dv], centred -> [t, entries]."""
+        left, right = made[self.left], made[self.right]  # [pair, t, dv]
+        mine = left @ self.products  # o_j^T M_jk
+        both = mine + right @ self.products.transpose(1, 2)
+        rows = torch.cat([-both, (mine * right).sum(dim=2, keepdim=True), torch.ones_like(both[..., :1])], dim=2)
         total = torch.zeros_like(odds[0])
-        for (j, k), product in self.products.items():
-            left, right = made[j] @ product, made[k] @ product.T  # o_j^T M_jk, o_k^T M_kj
-            bracket = torch.addmm(self.of_values[j, k], left + right, self.values.T, alpha=-1)
-            bracket += (left * made[k]).sum(dim=1, keepdim=True)
+        for pair, (j, k) in enumerate(zip(self.left.tolist(), self.right.tolist(), strict=True)):
+            bracket = rows[pair] @ self.columns[pair]
             bracket *= odds[j]
-            total.addcmul_(bracket, odds[k], value=1 if j == k else 2)
+            total.addcmul_(bracket, odds[k], value=self.twice[pair])
         return total.clamp_(min=0).sqrt_()
 
 
@@ -127,7 +146,12 @@ def _removed(found: Tensor, weights: Tensor, values: Tensor, output: Tensor) -> 
     in c: 1 - a is the others' sum.
     """
     heads, _, seen = weights.shape
-    strong = (weights[..., : found.shape[1]] > STRONG).any(dim=0).nonzero()
+    mine = weights[..., : found.shape[1]]
+    head, query = (mine.amax(dim=-1) > STRONG).nonzero().unbind(dim=1)
+    if not len(head):
+        return
+    entry = mine[head, query].argmax(dim=-1)  # only one weight of a row can be so strong
+    strong = torch.stack([query, entry], dim=1).unique(dim=0)  # type: ignore[no-untyped-call]  # of several heads once
     for part in torch.split(strong, max(1, BLOCK // (heads * seen))):
         row, entry = part.unbind(dim=1)
         others = weights[:, row]  # [J, pair, seen], a copy

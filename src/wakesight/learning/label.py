@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -19,14 +19,17 @@ from wakesight.core import Signals
 from wakesight.engines.base import Engine, Followed
 from wakesight.engines.session import Session
 from wakesight.errors import RequestError, WakesightError, WorkError
+from wakesight.learning.decoding import Asked
 from wakesight.learning.documents import Document
 from wakesight.learning.folder import check_target, locked, make_folder, open_folder, record_skipped
-from wakesight.learning.influence import influence_and_outputs
-from wakesight.learning.labelled import file_name, read_tokens, write_labelled
+from wakesight.learning.influence import Removal, influence_and_outputs
+from wakesight.learning.labelled import file_name, packed, read_tokens, write_labelled
 from wakesight.learning.rollouts import document_seed, rollouts
 from wakesight.models.chat import Frame
+from wakesight.signals.precision import working_dtype
 
 RECORDED = ("native", "hidden", "keys")  # what may be stored beside the labels
+TOGETHER = 8  # documents; with four continuations each, a decode step costs them a fifth of what it costs one
 TOLERANCE = 0.05  # relative L2 error of recomputed attention outputs. Source: GateSight, section on utility
 
 
@@ -41,7 +44,7 @@ class Settings:
     of a turn, for models that write further turns of a conversation themselves.
     given: follow the documents' own continuations instead of the model's.
     record: signals to store, of RECORDED; None: "native" where the model has such signals, else "hidden", and keys.
-    half: store float32 keys and hidden states as float16.
+    half: store keys and hidden states as bytes, see `labelled.packed`; the name is from when they were float16.
     min_tokens, max_tokens: how the documents were chosen and cut by `fitted`, so that a folder holds one kind.
     """
 
@@ -92,7 +95,7 @@ class Progress:
 
 def label(
     engine: Any, documents: Iterable[Document], out: Path, *, settings: Settings | None = None,
-    shard: tuple[int, int] = (0, 1), resume: bool = False, limit: int | None = None,
+    shard: tuple[int, int] = (0, 1), resume: bool = False, limit: int | None = None, together: int = TOGETHER,
     on_document: Callable[[Progress, Document], None] | None = None, **changes: Any,
 ) -> Progress:  # fmt: skip
     """Label `documents` into the folder `out`, one file each; see `learning/labelled.py` for what it holds.
@@ -100,14 +103,15 @@ def label(
     settings, or its fields as keywords (continuations=4, tokens=128, seed=0, record=("native",), ...). shard: (i, n)
     takes every n-th document from the i-th on; shards may fill one folder at the same time. limit: the first so many
     documents only. resume: go on, leaving finished documents of the same text as they are. A document that cannot be
-    run becomes a line of skipped.jsonl with the reason. The same seed on the same machine gives the same bytes,
-    whatever the shard and however often the run was stopped.
+    run becomes a line of skipped.jsonl with the reason. together: so many documents are held at a time, and their
+    continuations drawn side by side; fewer take less memory and more time. The same seed on the same machine gives the
+    same bytes, whatever the shard and however often the run was stopped.
 
     Raises RequestError for a model that cannot be labelled, for an `out` that is no place for labels, holds this share
     already (without `resume`), or was made with other settings, another model, dtype or text, and while another process
     fills it.
     """
-    wanted = (settings or Settings(**changes)).checked(engine)
+    wanted, together = (settings or Settings(**changes)).checked(engine), whole_number(together, "together", 1)
     after = _checked_engine(engine, wanted)
     check_target(out)
     make_folder(out / "labels")
@@ -124,8 +128,15 @@ def label(
             "dtype": str(engine.dtype).removeprefix("torch."),
         }
         open_folder(out, asked, about)
-        for document in islice(islice(documents, limit), shard[0], None, shard[1]):
+
+        def counted(document: Document) -> None:
             progress.documents += 1
+            progress.wall = time.perf_counter() - start
+            if on_document is not None:
+                on_document(progress, document)
+
+        waiting: list[Document] = []
+        for document in islice(islice(documents, limit), shard[0], None, shard[1]):
             path = out / "labels" / file_name(document.id)
             if path.exists():
                 if not resume:
@@ -134,11 +145,13 @@ def label(
                     )
                 _check_same(engine, document, path, wanted)
                 progress.resumed += 1
+                counted(document)
             else:
-                _label_one(engine, document, path, wanted, after, progress)
-            progress.wall = time.perf_counter() - start
-            if on_document is not None:
-                on_document(progress, document)
+                waiting.append(document)
+            if len(waiting) == together:
+                _label_together(engine, waiting, out, wanted, after, progress, counted)
+                waiting = []
+        _label_together(engine, waiting, out, wanted, after, progress, counted)
     return progress
 
 
@@ -172,82 +185,133 @@ def _context(engine: Any, document: Document, settings: Settings) -> tuple[Frame
     return frame, (*frame.head, *(document.ids or engine.encode(document.text)))
 
 
-def _label_one(
-    engine: Any, document: Document, path: Path, settings: Settings, after: list[int], progress: Progress
-) -> None:
+def _label_together(
+    engine: Any, documents: Sequence[Document], out: Path, settings: Settings, after: Sequence[int], progress: Progress,
+    counted: Callable[[Document], None],
+) -> None:  # fmt: skip
+    """Label each of them, or write down why it cannot be."""
+    with contextlib.ExitStack() as stack:
+        read = [_read(engine, document, settings, after, stack) for document in documents]
+        for document, reading in zip(documents, _continued(engine, read, settings, after), strict=True):
+            try:
+                if isinstance(reading, WakesightError):
+                    raise reading
+                tensors, about = _labelled(engine, reading, settings, after)
+            except WakesightError as error:
+                record_skipped(out, document.id, document.corpus, str(error))
+                progress.skipped += 1
+            else:
+                write_labelled(out / "labels" / file_name(document.id), tensors, about)
+                progress.labelled += 1
+                progress.tokens += about["tokens"]
+            if isinstance(reading, _Reading):
+                reading.session.close()
+            counted(document)
+
+
+@dataclass(frozen=True, eq=False)
+class _Reading:
+    """A document's context as a session, and what the model wrote behind it.
+
+    The numbers a next token is drawn from exist only while its predecessor is read. So without ids in between, the
+    context's last token is `held_back`, the continuations are drawn behind it, and only then it is read for good.
+    """
+
+    document: Document
+    prefix: int
+    session: Session
+    held_back: tuple[int, ...]
+    made: Sequence[Sequence[int]] = ()
+
+
+def _read(
+    engine: Any, document: Document, settings: Settings, after: Sequence[int], stack: contextlib.ExitStack
+) -> _Reading | WakesightError:
+    """The context read, all but what is held back. stack: closes the session at the latest.
+
+    A document without tokens, or with too many, is an error of its own.
+    """
     try:
-        tensors, about = labelled(engine, document, settings, after)
+        frame, ids = _context(engine, document, settings)
+        body = len(ids) - len(frame.head)
+        if not body or len(ids) < 2:
+            raise RequestError(f"the document has {body} tokens; give one with some text")
+        record = [name for name in settings.record or () if name != "keys"]
+        held_back = () if after or settings.given else ids[-1:]
+        session: Session = engine.prefill(ids[: len(ids) - len(held_back)], record=record, chunk=settings.chunk)
     except WakesightError as error:
-        record_skipped(path.parent.parent, document.id, document.corpus, str(error))
-        progress.skipped += 1
-        return
-    write_labelled(path, tensors, about)
-    progress.labelled += 1
-    progress.tokens += about["tokens"]
+        return error
+    return _Reading(document, frame.prefix, stack.enter_context(session), held_back)
 
 
-def labelled(
-    engine: Any, document: Document, settings: Settings, after: Sequence[int]
+def _continued(
+    engine: Any, read: Sequence[_Reading | WakesightError], settings: Settings, after: Sequence[int]
+) -> Iterator[_Reading | WakesightError]:
+    """The same with continuations."""
+    readings = [reading for reading in read if isinstance(reading, _Reading)]
+    if settings.given:
+        made = iter([_given(engine, reading.document, settings) for reading in readings])
+    else:
+        asked = [
+            Asked(reading.session.state, after or reading.held_back, document_seed(settings.seed, reading.document.id))
+            for reading in readings
+        ]
+        made = iter(
+            rollouts(engine, asked, count=settings.continuations, tokens=settings.tokens, past_end=settings.past_end)
+        )
+    for reading in read:
+        if isinstance(reading, WakesightError):
+            yield reading
+            continue
+        rows = next(made)
+        if isinstance(rows, WakesightError):
+            yield rows
+        elif not rows:
+            yield WorkError("the model ended every continuation at once, so no entry was of any use to it")
+        else:
+            yield replace(reading, made=rows)
+
+
+def _labelled(
+    engine: Any, reading: _Reading, settings: Settings, after: Sequence[int]
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The tensors and the header of one document's file. settings: checked ones.
 
-    Raises RequestError for a document without tokens or with too many, and WorkError if the recomputed attention
-    differs from the model's own, or the model has nothing to say.
+    Raises WorkError if the recomputed attention differs from the model's own.
     """
-    frame, ids = _context(engine, document, settings)
-    body = len(ids) - len(frame.head)
-    if not body or len(ids) < 2:
-        raise RequestError(f"the document has {body} tokens; give one with some text")
-    with _read(engine, document, ids, settings, after) as (session, made):
-        utility = utilities(engine, session.state, made, after)
-        if not utility.error <= TOLERANCE:
-            raise WorkError(
-                f"recomputed attention outputs differ from the model's own by {utility.error:.1%} (at most "
-                f"{TOLERANCE:.0%} is rounding), so this model's attention is not what its queries, keys and values say"
-            )
-        tensors = {f"u.{layer}": found.float() for layer, found in enumerate(utility.raw)}
-        tensors.update({f"relative.{layer}": found.float() for layer, found in enumerate(utility.relative)})
-        signals = session.signals()
-        tensors.update(_stored(signals, settings))
-        tensors["tokens"] = torch.tensor(session.tokens, dtype=torch.int32)
-        about = {
-            "id": document.id, "corpus": document.corpus, "tokens": len(ids), "prefix": frame.prefix,
-            "scaling": [float(scale) for scale in signals.scaling], "seed": settings.seed,
-            "continuations": [len(row) for row in made], "reconstruction_error": float(f"{utility.error:.3g}"),
-            "record": list(settings.record or ()), "fingerprint": engine.weights_fingerprint(),
-        }  # fmt: skip
+    document, session = reading.document, reading.session
+    if reading.held_back:
+        session.append(reading.held_back)
+    utility = utilities(engine, session.state, reading.made, after)
+    if not utility.error <= TOLERANCE:
+        raise WorkError(
+            f"recomputed attention outputs differ from the model's own by {utility.error:.1%} (at most "
+            f"{TOLERANCE:.0%} is rounding), so this model's attention is not what its queries, keys and values say"
+        )
+    tensors = {f"u.{layer}": found.float() for layer, found in enumerate(utility.raw)}
+    tensors.update({f"relative.{layer}": found.float() for layer, found in enumerate(utility.relative)})
+    signals = session.signals()
+    tensors.update(_stored(signals, settings))
+    tensors["tokens"] = torch.tensor(session.tokens, dtype=torch.int32)
+    about = {
+        "id": document.id, "corpus": document.corpus, "tokens": len(session.tokens), "prefix": reading.prefix,
+        "scaling": [float(scale) for scale in signals.scaling], "seed": settings.seed,
+        "continuations": [len(row) for row in reading.made], "reconstruction_error": float(f"{utility.error:.3g}"),
+        "record": list(settings.record or ()), "fingerprint": engine.weights_fingerprint(),
+    }  # fmt: skip
     return tensors, about
 
 
-@contextlib.contextmanager
-def _read(
-    engine: Any, document: Document, ids: tuple[int, ...], settings: Settings, after: Sequence[int]
-) -> Iterator[tuple[Session, list[list[int]]]]:
-    """The session of a context, read to its end, and what the model wrote behind it.
-
-    The numbers a next token is drawn from exist only while its predecessor is read. So without ids in between, the
-    context's last token is held back, the continuations are drawn behind it, and only then it is read for good.
-    """
-    record = [name for name in settings.record or () if name != "keys"]
-    held_back = () if after or settings.given else ids[-1:]
-    session: Session = engine.prefill(ids[: len(ids) - len(held_back)], record=record, chunk=settings.chunk)
-    with session:
-        made = _given(engine, document, settings) if settings.given else rollouts(
-            engine, session.state, after or held_back, count=settings.continuations, tokens=settings.tokens,
-            seed=document_seed(settings.seed, document.id), past_end=settings.past_end,
-        )  # fmt: skip
-        if not made:
-            raise WorkError("the model ended every continuation at once, so no entry was of any use to it")
-        if held_back:
-            session.append(held_back)
-        yield session, made
-
-
-def _given(engine: Any, document: Document, settings: Settings) -> list[list[int]]:
+def _given(engine: Any, document: Document, settings: Settings) -> list[list[int]] | WakesightError:
     """The first `continuations` of the document's own, each cut to `tokens` ids."""
-    made = [engine.template_ids(said)[: settings.tokens] for said in document.continuations[: settings.continuations]]
+    try:
+        made = [
+            engine.template_ids(said)[: settings.tokens] for said in document.continuations[: settings.continuations]
+        ]
+    except WakesightError as error:
+        return error
     if not made:
-        raise RequestError("the document has no continuations; give its row a list of them, or leave --given out")
+        return RequestError("the document has no continuations; give its row a list of them, or leave --given out")
     return made
 
 
@@ -273,9 +337,10 @@ def utilities(
     """
     best: list[Tensor | None] = [None for _ in engine.geometry.kv_heads]
     squares = torch.zeros(len(best), 2, dtype=torch.float64)
+    removals = [_removals(engine, state, layer) for layer in range(len(best))]
     for ids in continuations:
         for layer, followed in enumerate(engine.follow(state, [*after, *ids])):
-            found, apart = _of_layer(engine, state, layer, followed, len(after))
+            found, apart = _of_layer(state, layer, followed, len(after), removals[layer])
             before = best[layer]
             best[layer] = found if before is None else torch.maximum(before, found)
             squares[layer] += apart
@@ -283,19 +348,29 @@ def utilities(
     return Utility(raw, relative, float((squares[:, 0] / squares[:, 1]).sqrt().max()))
 
 
-def _of_layer(engine: Engine, state: SessionState, layer: int, followed: Followed, skip: int) -> tuple[Tensor, Tensor]:
+def _removals(engine: Engine, state: SessionState, layer: int) -> list[Removal]:
+    """Per KV head what no continuation changes."""
+    values = state.slots[layer].strips("value")
+    output = engine.output_projection(layer).transpose(0, 1)  # [query_head, hidden, value_dim]
+    parts = output.reshape(len(values), -1, *output.shape[1:])
+    return [Removal(strip, part, working_dtype(strip.dtype)) for strip, part in zip(values, parts, strict=True)]
+
+
+def _of_layer(
+    state: SessionState, layer: int, followed: Followed, skip: int, removals: Sequence[Removal]
+) -> tuple[Tensor, Tensor]:
     """One continuation's largest influence, raw and relative, [2, kv_head, n]; and squared norms of the difference
     between recomputed and native outputs and of the native ones [2]."""
     slots, entries = state.slots[layer], state.logical_length
-    output = engine.output_projection(layer).transpose(0, 1)
-    group = len(output) // len(followed.keys)
+    group = len(followed.queries) // len(followed.keys)
     stream = followed.residual[skip:, None].clamp(min=torch.finfo(torch.float32).tiny)
     heads, apart = [], torch.zeros(2, dtype=torch.float64)
-    for head, (key, value) in enumerate(zip(followed.keys, followed.values, strict=True)):
+    for head, (key, value, removal) in enumerate(zip(followed.keys, followed.values, removals, strict=True)):
         mine = slice(head * group, (head + 1) * group)
         change, outputs = influence_and_outputs(
             followed.queries[mine, skip:], torch.cat([slots.strip("key", head), key]),
-            torch.cat([slots.strip("value", head), value]), output[mine], followed.scaling, entries + skip, entries,
+            torch.cat([slots.strip("value", head), value]), removal.output, followed.scaling, entries + skip, entries,
+            removal=removal,
         )  # fmt: skip
         heads.append(torch.stack([change.amax(dim=0), (change / stream).amax(dim=0)]))
         native = followed.outputs[mine, skip:].double()
@@ -308,13 +383,15 @@ def _stored(signals: Signals, settings: Settings) -> Iterator[tuple[str, Tensor]
     for layer, (keys, values) in enumerate(zip(signals["keys"], signals["values"], strict=True)):
         yield f"value_norm.{layer}", values.float().norm(dim=-1)
         if "keys" in (settings.record or ()):
-            yield f"key.{layer}", _half(keys) if settings.half else keys
+            yield from _wide(f"key.{layer}", keys, settings)
     for name in set(settings.record or ()) - {"keys"}:
         for layer, tensor in enumerate(signals[name]):
-            yield f"{name}.{layer}", _half(tensor) if settings.half and name == "hidden" else tensor
+            if name == "hidden":
+                yield from _wide(f"hidden.{layer}", tensor, settings)
+            else:
+                yield f"{name}.{layer}", tensor
 
 
-def _half(tensor: Tensor) -> Tensor:
-    """float16 for float32 numbers that fit; else as they are."""
-    half = tensor.half() if tensor.dtype == torch.float32 else tensor
-    return half if bool(torch.isfinite(half).all()) else tensor
+def _wide(name: str, tensor: Tensor, settings: Settings) -> Iterator[tuple[str, Tensor]]:
+    """What takes most of a file, as bytes unless the numbers were asked for as computed."""
+    yield from (packed(name, tensor) if settings.half else {name: tensor}).items()

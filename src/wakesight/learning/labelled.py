@@ -7,7 +7,8 @@
 Tensors of a document, l an attention layer, m a recurrent one: `u.l` float32 [kv_head, token], raw utility;
 `relative.l` of the same shape, the maximum of influence over the residual stream's norm;
 `key.l` [kv_head, token, dim]; `value_norm.l` float32 [kv_head, token]; `native.m` float32 [token, head, 3];
-`hidden.l` [token, hidden]; `tokens` int32, the context's ids. Keys and hidden states may be stored as float16.
+`hidden.l` [token, hidden]; `tokens` int32, the context's ids. Keys and hidden states may be stored as float16, or as
+bytes: see `packed`.
 The header's sha256 is that of the tensors; files without one, of older versions, are read by their shapes alone.
 """
 
@@ -32,7 +33,9 @@ from wakesight.errors import RequestError
 from wakesight.estimator.artifact import restored
 from wakesight.estimator.features import CHANNELS
 
-FORMAT = "wakesight-labels-1"
+FORMAT = "wakesight-labels-2"
+READ = ("wakesight-labels-1", FORMAT)  # the first had no bytes
+SPAN = 32  # tokens that share a range
 UTILITY = {"u": "utility", "relative": "relative"}
 STREAMS = {"key": "keys", "value_norm": "value_norms", "native": "native", "hidden": "hidden"}
 AGAIN = "label it again with wakesight label --resume, after deleting the file"
@@ -127,7 +130,7 @@ def read_labelled(path: Path) -> LabelledDocument:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
     except (SafetensorError, OSError, ValueError) as error:
         raise RequestError(f"{path} is damaged and cannot be read ({error}); {AGAIN}") from None
-    if not isinstance(about, dict) or about.get("format") != FORMAT:
+    if not isinstance(about, dict) or about.get("format") not in READ:
         raise RequestError(f"{path} holds no labels of this version of wakesight ({FORMAT}); {AGAIN}")
     if about.get("sha256", digest := _digest(tensors)) != digest:
         raise RequestError(f"{path} is damaged (its numbers are not those that were written); {AGAIN}")
@@ -265,9 +268,43 @@ def read_skipped(folder: Path) -> list[dict[str, str]]:
     return [row for _, row in sorted({row["id"]: row for row in rows}.items())]
 
 
+def packed(name: str, numbers: Tensor) -> dict[str, Tensor]:
+    """Numbers [..., token, dim] as `name`, a byte each, and what turns bytes into numbers.
+
+    256 steps lead from the least to the largest number that a dim has in a span of tokens: `name`.low and `name`.step,
+    float16 [..., span, dim]. Spans run along tokens because dims of a hidden state differ by orders of magnitude from
+    each other, and a small one would vanish beside a large one. Numbers beyond float16 stay as they are.
+    """
+    spans = _spans(numbers.float())
+    low = spans.amin(dim=-2).half()
+    step = ((spans.amax(dim=-2) - low.float()) / 254).half()  # a step to spare: low may have been rounded up
+    if not bool((torch.isfinite(low) & torch.isfinite(step)).all()):
+        return {name: numbers}
+    wide, origin = step.float().unsqueeze(-2), low.float().unsqueeze(-2)
+    steps = ((spans - origin) / torch.where(wide > 0, wide, 1)).round_().clamp_(0, 255)
+    bytes_ = steps.to(torch.uint8).flatten(-3, -2)[..., : numbers.shape[-2], :]
+    return {name: bytes_.contiguous(), f"{name}.low": low, f"{name}.step": step}
+
+
+def unpacked(bytes_: Tensor, low: Tensor, step: Tensor) -> Tensor:
+    """float32 of the same shape as the bytes."""
+    spans = _spans(bytes_).float()
+    spans = torch.addcmul(low.float().unsqueeze(-2), spans, step.float().unsqueeze(-2))
+    return spans.flatten(-3, -2)[..., : bytes_.shape[-2], :]
+
+
+def _spans(tensor: Tensor) -> Tensor:
+    """[..., token, dim] -> [..., span, SPAN, dim], the last token repeated to fill the last span."""
+    *before, tokens, dim = tensor.shape
+    last = tensor[..., -1:, :].expand(*before, -tokens % SPAN, dim)
+    return torch.cat([tensor, last], dim=-2).view(*before, -1, SPAN, dim)
+
+
 def _layers(tensors: Mapping[str, Tensor], short: str) -> tuple[Tensor, ...]:
     """`short`.0, `short`.1, ... as float32 (float64 stays)."""
     found: list[Tensor] = []
-    while (tensor := tensors.get(f"{short}.{len(found)}")) is not None:
+    while (tensor := tensors.get(name := f"{short}.{len(found)}")) is not None:
+        if tensor.dtype == torch.uint8:
+            tensor = unpacked(tensor, tensors[f"{name}.low"], tensors[f"{name}.step"])
         found.append(tensor if tensor.dtype == torch.float64 else tensor.float())
     return tuple(found)

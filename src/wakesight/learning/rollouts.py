@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Sequence
+from typing import Any
 
-from wakesight.cache.state import SessionState
-from wakesight.engines.base import Engine
+from wakesight.errors import WakesightError
+from wakesight.learning.decoding import Asked, drawn_together, possible
 
 
 def document_seed(seed: int, document: str) -> int:
@@ -16,13 +18,24 @@ def document_seed(seed: int, document: str) -> int:
 
 
 def rollouts(
-    engine: Engine, state: SessionState, tokens_after: Sequence[int], *, count: int, tokens: int, seed: int,
-    past_end: bool = False,
-) -> list[list[int]]:  # fmt: skip
-    """`count` continuations of up to `tokens` ids behind `tokens_after`, those that said something, each once.
+    engine: Any, asked: Sequence[Asked], *, count: int, tokens: int, past_end: bool = False
+) -> list[list[list[int]] | WakesightError]:
+    """For every context `count` continuations of up to `tokens` ids, those that said something, each once.
 
     Two equal continuations would only be followed twice, and an empty one (the model stopped at once) has no token
-    whose attention could be looked at. Source: GateSight, section on utility (M = 4, up to 128 tokens).
+    whose attention could be looked at. What one context cannot do is its own error, in its place.
+    Source: GateSight, section on utility (M = 4, up to 128 tokens).
     """
-    made = engine.sample(state, tokens_after, count, tokens, seed, past_end)
-    return [list(ids) for ids in dict.fromkeys(tuple(row) for row in made) if ids]
+    side_by_side = [one for one in asked if possible(engine, one, tokens)]
+    made: dict[int, list[list[int]]] = {}
+    with contextlib.suppress(WakesightError):  # whose fault it was shows below
+        drawn = drawn_together(engine, side_by_side, count=count, tokens=tokens, past_end=past_end)
+        made = {id(one): rows for one, rows in zip(side_by_side, drawn, strict=True)}
+    found: list[list[list[int]] | WakesightError] = []
+    for one in asked:
+        try:
+            rows = made.get(id(one)) or engine.sample(one.state, one.after, count, tokens, one.seed, past_end)
+            found.append([list(ids) for ids in dict.fromkeys(tuple(row) for row in rows) if ids])
+        except WakesightError as error:
+            found.append(error)
+    return found
