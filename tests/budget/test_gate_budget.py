@@ -251,6 +251,12 @@ def test_without_its_table_a_rule_is_refused_before_and_at_work(rule, name, cont
         make_budget(rule, 5, body(((0, 0),) * 3, 10), geometry(), tables=tables)
 
 
+def test_a_model_without_gates_is_pointed_to_the_utility_it_has():
+    utility = Tables(utility_mass=((0.1, 0.1),) * 3)
+    with pytest.raises(RequestError, match=r"one without output gates has none.*, or use --allocation utility$"):
+        check_allocation(Gate(), limit_bytes=None, n_body=10, geometry=geometry(), tables=utility)
+
+
 @pytest.mark.parametrize("heads", [(2, 2), (2, 2, 2, 2), (2, 1, 2)])
 @pytest.mark.parametrize("rule", [Gate(), GatePerHead(), Utility()])
 def test_a_table_of_another_model_is_refused(rule, heads):

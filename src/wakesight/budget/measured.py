@@ -24,9 +24,12 @@ def measured(tables: Tables | None, name: str, asker: str, layers: int, heads: S
     table: Table | None = getattr(tables, name, None)
     content, command = SOURCES[name]
     if table is None:
+        gate = name == "gate"
+        none = " (one without output gates has none)" if gate else ""
+        other = "utility" if gate and tables is not None and tables.utility_mass is not None else "flat"
         raise RequestError(
-            f"the allocation {asker!r} needs {content}, which was not measured for this model; measure it with: "
-            f"{command}, or use --allocation flat"
+            f"the allocation {asker!r} needs {content}, which was not measured for this model{none}; measure it with: "
+            f"{command}, or use --allocation {other}"
         )
     rows = [len(row) for row in table]
     if len(rows) != layers or (heads is not None and rows != list(heads)):
