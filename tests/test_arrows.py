@@ -22,7 +22,7 @@ ORDER = [
     {"scores"},
     {"budget"},
     {"selection"},
-    {"policy"},
+    {"policy", "residency"},
     {"cache"},
     {"engines"},
     {"traces"},

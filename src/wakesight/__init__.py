@@ -22,6 +22,7 @@ _WHERE = {
     "SessionBatch": "wakesight.engines.batch",
     "Session": "wakesight.engines.session",
     "Policy": "wakesight.policy",
+    "Residency": "wakesight.residency",
     "Answer": "wakesight.core",
     "KeptSet": "wakesight.core",
     "Scores": "wakesight.core",
@@ -35,6 +36,7 @@ __all__ = [
     "KeptSet",
     "Policy",
     "RequestError",
+    "Residency",
     "Scores",
     "Session",
     "SessionBatch",
@@ -53,6 +55,7 @@ if TYPE_CHECKING:
     from wakesight.engines.session import Session
     from wakesight.errors import RequestError, WakesightError, WorkError
     from wakesight.policy import Policy
+    from wakesight.residency import Residency
 
 
 def __getattr__(name: str) -> Any:

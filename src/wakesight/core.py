@@ -223,7 +223,8 @@ class Answer:
 
     tokens: generated ids without the end-of-sequence id. finish: "eos", "length" (the new-token
     limit) or "limit" (the model's own context limit). margin: smallest lead of a chosen token over the next
-    best logit. misses and fetches stay 0 without demotion.
+    best logit. misses, fetches: pages over all layers and KV heads that were wanted and not in fast memory, and that
+    were brought there; moved_bytes: what crossed. All stay 0 without demotion.
     timings: seconds and rates (`question_s`, `decode_s`, `decode_tokens_per_s`).
     """
 
@@ -234,3 +235,4 @@ class Answer:
     margin: float = float("inf")
     misses: int = 0
     fetches: int = 0
+    moved_bytes: int = 0

@@ -17,11 +17,13 @@ from wakesight.budget.base import Allocation, DataFree, ScoreBased
 from wakesight.budget.rounding import check_keep
 from wakesight.budget.table import allocation, allocation_spec
 from wakesight.errors import RequestError
+from wakesight.residency import Residency
 from wakesight.scores.base import AnyScorer, has_probe
 from wakesight.scores.table import scorer, scorer_spec
 from wakesight.selection.pages import Reduce
 
 LARGEST_PAGE = 4096
+USUAL_PAGE = 16
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,9 @@ class Policy:
     protect: tokens kept at the start, beyond any budget; None = the session's own prefix.
     unit: "entry", or "page": `page_size` consecutive positions (1 to 4096) stay or go together, ranked by
         the max, mean or sum (`page_reduce`) of their scores; the budget is filled with whole pages.
-    evicted: "drop" (gone).
+    evicted: "drop" (gone), or "demote": moved to a reservoir and fetched back when wanted, by page only.
+    residency: how many pages are held, read and chosen anew with "demote"; None: `Residency()`. Where it names `pages`,
+        that is the size. Its page_size and the policy's are one: give either.
 
     Sizes may be numpy numbers; they are stored as Python's.
 
@@ -53,8 +57,8 @@ class Policy:
     protect: int | None = None
     unit: str = "entry"
     evicted: str = "drop"
-    residency: None = None
-    page_size: int = 16
+    residency: Residency | None = None
+    page_size: int = USUAL_PAGE
     page_reduce: Reduce = "max"
 
     def __post_init__(self) -> None:
@@ -93,9 +97,7 @@ class Policy:
 
     def _check_eviction(self) -> None:
         if self.evicted not in ("drop", "demote"):
-            raise RequestError(f"evicted={self.evicted!r} is unknown; use evicted='drop'")
-        if self.evicted == "demote" or self.residency is not None:
-            raise RequestError("evicted='demote' (a reversible cache) is not built yet; use --evicted drop")
+            raise RequestError(f"evicted={self.evicted!r} is unknown; use evicted='drop' or evicted='demote'")
         if self.unit not in ("entry", "page"):
             raise RequestError(f"unit={self.unit!r} is unknown; use unit='entry' or unit='page'")
         if not 1 <= self.page_size <= LARGEST_PAGE:
@@ -106,6 +108,33 @@ class Policy:
         if self.page_reduce not in typing.get_args(Reduce):
             choices = " or ".join(repr(choice) for choice in typing.get_args(Reduce))
             raise RequestError(f"page_reduce={self.page_reduce!r} is unknown; use {choices}")
+        if isinstance(self.residency, Mapping):
+            object.__setattr__(self, "residency", Residency.from_json(self.residency))
+        if self.residency is not None and not isinstance(self.residency, Residency):
+            raise RequestError(
+                f"residency={shown(self.residency)} is no residency; give one, for example Residency(attend=20)"
+            )
+        if self.evicted == "demote":
+            self._check_demotion()
+        elif self.residency is not None:
+            raise RequestError("a residency says how pages come back, and dropped ones do not; add --evicted demote")
+
+    def _check_demotion(self) -> None:
+        """One page size, in the policy and in its residency."""
+        if self.unit != "page":
+            raise RequestError(
+                f"evicted='demote' moves whole pages, so unit={self.unit!r} cannot be demoted; use --unit page"
+            )
+        residency = self.residency or Residency()
+        if residency.page_size is not None and self.page_size == USUAL_PAGE:
+            object.__setattr__(self, "page_size", residency.page_size)
+        if residency.page_size not in (None, self.page_size):
+            raise RequestError(
+                f"page_size={self.page_size} and the residency's page_size={residency.page_size} differ; give one"
+            )
+        if self.page_size > LARGEST_PAGE:
+            raise RequestError(f"page_size={self.page_size} is no page: at most {LARGEST_PAGE} positions")
+        object.__setattr__(self, "residency", dataclasses.replace(residency, page_size=self.page_size))
 
     def _check_types(self) -> None:
         for name in ("entries", "bytes", "protect", "page_size"):
@@ -165,12 +194,17 @@ class Policy:
 
     @property
     def has_size(self) -> bool:
-        return isinstance(self.allocation, tuple) or not self.keep is self.entries is self.bytes is None
+        named = self.residency is not None and self.residency.pages is not None
+        return named or isinstance(self.allocation, tuple) or not self.keep is self.entries is self.bytes is None
 
     def at(self, **changes: Any) -> Policy:
         """The same policy with other fields; a new size replaces the old one."""
         if changes.keys() & {"keep", "entries", "bytes"}:
             changes = {"keep": None, "entries": None, "bytes": None, **changes}
+        if self.residency is not None and changes.get("evicted") == "drop":
+            changes = {"residency": None, **changes}
+        elif self.residency is not None and "page_size" in changes:
+            changes = {"residency": dataclasses.replace(self.residency, page_size=None), **changes}
         try:
             return dataclasses.replace(self, **changes)
         except TypeError:
@@ -186,6 +220,7 @@ class Policy:
                 raise RequestError(f"the {name} {kind} has no name in our tables, so it cannot be written as JSON")
         if isinstance(self.allocation, tuple):
             plain["allocation"] = list(self.allocation)
+        plain["residency"] = self.residency and self.residency.to_json()
         return plain
 
     @classmethod

@@ -17,10 +17,10 @@ def run_out_at(monkeypatch) -> Callable[[Pool, int], None]:
     def arm(pool: Pool, call: int) -> None:
         leases, calls = pool.lease, iter(range(1, 1000))
 
-        def lease(*args):
+        def lease(*args, **kwargs):
             if next(calls) == call:
                 raise WorkError("out of memory")
-            return leases(*args)
+            return leases(*args, **kwargs)
 
         monkeypatch.setattr(pool, "lease", lease)
 

@@ -788,10 +788,10 @@ def test_a_safetensors_file_of_another_program(path, metadata, named):
 
 
 def test_a_newer_version(path):
-    edit(path, lambda listing: listing["__metadata__"].update(version="2"))
+    edit(path, lambda listing: listing["__metadata__"].update(version="3"))
 
     assert refusal(files.read, path) == (
-        f"{path} has format version 2 and this wakesight reads up to version 1; update it: pip install -U wakesight"
+        f"{path} has format version 3 and this wakesight reads up to version 2; update it: pip install -U wakesight"
     )
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wakesight.cache.pool import Pool
-from wakesight.errors import WorkError
+from wakesight.errors import RequestError, WorkError
 
 LAWS = settings(deadline=None, derandomize=True, max_examples=100)
 CPU = torch.device("cpu")
@@ -161,3 +161,99 @@ def test_lack_of_memory_is_one_sentence_and_leaves_the_ledger_alone(shape):
         lease(pool, *shape)
 
     assert (pool.held_bytes, pool.leases) == (one.bytes, 1)
+
+
+@given(st.lists(st.tuples(st.sampled_from(["lease", "adopt", "reservoir", "release"]), st.integers(0, 40))), st.data())
+@LAWS
+def test_fast_memory_never_passes_the_limit(calls, data):
+    """And a refusal counts nothing: the ledger is still the sum of what is on loan."""
+    pool = Pool(limit_bytes=100)
+    held: list = []
+    for call, size in calls:
+        fast = sum(one.bytes for one in held if not one.reservoir)
+        if call == "release":
+            if held:
+                held.pop(data.draw(st.integers(0, len(held) - 1))).release()
+            continue
+        make = {
+            "lease": lambda size: pool.lease((size,), torch.uint8, CPU),
+            "adopt": lambda size: pool.adopt(torch.zeros(size, dtype=torch.uint8)),
+            "reservoir": lambda size: pool.lease((size,), torch.uint8, CPU, reservoir=True),
+        }[call]
+        if call != "reservoir" and fast + size > 100:
+            with pytest.raises(WorkError, match=r"needs \d+ bytes of fast memory.*; close sessions"):
+                make(size)
+        else:
+            held.append(make(size))
+        assert pool.held_bytes == sum(one.bytes for one in held if not one.reservoir) <= 100
+        assert pool.reservoir_bytes == sum(one.bytes for one in held if one.reservoir)
+        assert pool.leases == len(held)
+        assert pool.free_bytes == 100 - pool.held_bytes
+
+
+def test_the_limit_counts_what_exists_while_storage_grows():
+    """Old and new tensors are both there for a moment, and that moment counts."""
+    from wakesight.cache.slots import GROWTH, Slots
+
+    row = 2 * 4  # bytes of one slot, key of dim 2
+    pool = Pool(limit_bytes=3 * GROWTH * row - 1)
+    slots = Slots(pool)
+    slots.append({"key": torch.ones(1, GROWTH, 2)})
+
+    with pytest.raises(WorkError, match="fast memory"):
+        slots.append({"key": torch.ones(1, 1, 2)})
+
+    assert slots.lengths == (GROWTH,)
+    assert pool.held_bytes == GROWTH * row
+    assert bool((slots.read("key") == 1).all())
+
+
+def test_room_is_asked_for_before_the_work_begins():
+    pool = Pool(limit_bytes=50)
+    pool.check_room(50, "a prefill")
+
+    with pytest.raises(WorkError, match=r"a prefill of 9 tokens needs 51 bytes .* limit of 50 bytes only 50 are free"):
+        pool.check_room(51, "a prefill of 9 tokens")
+    Pool().check_room(10**18, "anything")
+
+    assert Pool().free_bytes is None
+    assert pool.held_bytes == 0
+
+
+def test_a_limit_below_nothing_is_refused():
+    with pytest.raises(RequestError, match="limit_bytes=-1"):
+        Pool(limit_bytes=-1)
+
+
+def test_the_limit_holds_when_threads_lease_at_once():
+    import threading
+
+    pool = Pool(limit_bytes=1000)
+    held, refused = [], []
+
+    def work() -> None:
+        for _ in range(50):
+            try:
+                held.append(pool.lease((10,), torch.uint8, CPU))
+            except WorkError:
+                refused.append(1)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert (len(held), len(refused), pool.held_bytes) == (100, 100, 1000)
+
+
+def test_reservoir_memory_is_counted_apart_and_returned():
+    pool = Pool(poison=True)
+    one = pool.lease((4,), torch.float32, CPU, reservoir=True)
+    assert (pool.held_bytes, pool.reservoir_bytes, pool.leases) == (0, 16, 1)
+    tensor = one.tensor
+
+    one.release()
+
+    assert (pool.held_bytes, pool.reservoir_bytes, pool.leases) == (0, 0, 0)
+    assert bool(tensor.isnan().all())

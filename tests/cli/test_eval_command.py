@@ -161,7 +161,12 @@ def test_yaml_without_pyyaml_says_what_to_install(tmp_path, capsys, monkeypatch)
         (["niah", "--model", "m", "--out", "o", "--option", "depths"], "--option depths sets nothing"),
         (["niah", "--model", "m", "--out", "o", "--option", "depth=3"], "did you mean 'depths'"),
         (["niah", "--model", "m", "--out", "o", "--option", "depths=3", "--option", "depths=4"], "given twice"),
-        (["niah", "--model", "m", "--out", "o", "--evicted", "demote"], "demote"),
+        (["niah", "--model", "m", "--out", "o", "--evicted", "burn"], "evicted='burn' is unknown"),
+        (["niah", "--model", "m", "--out", "o", "--rerank", "4"], "--rerank belongs to --evicted demote"),
+        (
+            ["niah", "--model", "m", "--out", "o", "--match", "grades"],
+            "--match grades is unknown; use bytes or entries",
+        ),
         (["niah", "--model", "m", "--out", "o", "--seed", "-1"], "--seed -1 must be at least 0"),
         (["niah", "--model", "m", "--out", "o", "--thinking", "0"], "--thinking 0 must be at least 1"),
         (["niah", "--model", "m", "--out", "o", "--model", "n"], "--model is given 2 times; give it once"),

@@ -17,8 +17,8 @@ from wakesight.testing import tiny
 TEXT = "The keeper wrote <|im_end|> in the log. " * 12
 FIELDS = {
     "saved", "file_bytes", "logical_length", "kept_entries", "kv_bytes_full", "kv_bytes_kept", "kv_bytes_slack",
-    "kv_bytes_freed", "state_bytes", "sketch_bytes", "reservoir_bytes", "prefill_s", "score_s", "compact_s",
-    "peak_memory_bytes", "policy", "model",
+    "kv_bytes_freed", "state_bytes", "sketch_bytes", "staging_bytes", "reservoir_bytes", "prefill_s", "score_s",
+    "compact_s", "peak_memory_bytes", "policy", "model",
 }  # fmt: skip
 SOME = ("llama", "qwen3_5", "gemma3")
 

@@ -429,7 +429,7 @@ BYTES = {
     "a bit of the data": (flipped(1), "does not match its checksum"),
     "a bit of a key": (flipped(100_000), "does not match its checksum"),
     "a field edited by hand": (replaced(rb"\"keep\": 0.5", rb"\"keep\": 0.4"), "does not match its checksum"),
-    "a newer format": (replaced(b'"version":"1"', b'"version":"2"'), "reads up to version 1; update it: pip install"),
+    "a newer format": (replaced(b'"version":"1"', b'"version":"3"'), "reads up to version 2; update it: pip install"),
     "another format": (replaced(b"wakesight-session", b"wakesight-sessiom"), "a safetensors file of format"),
     "a pickle": (lambda blob: b"\x80\x04}\x94." + blob, "looks like a pickle"),
     "a picture": (lambda blob: b"\x89PNG\r\n\x1a\n" + blob, "looks like a picture"),

@@ -6,6 +6,7 @@ import pytest
 
 from wakesight.errors import RequestError
 from wakesight.evaluation.arms import NATURAL, WHOLE, facts_of, make_arms, split_id
+from wakesight.residency import Residency
 
 
 def ids(methods, allocations, keeps=(0.3,), **options) -> list[str]:
@@ -70,3 +71,20 @@ def test_a_method_may_bring_its_own_allocation():
 def test_what_makes_no_sense_is_refused(methods, allocations, message):
     with pytest.raises(RequestError, match=message):
         make_arms(methods, allocations, [0.3])
+
+
+def test_arms_that_demote_stand_beside_arms_that_drop():
+    found = make_arms(["keydiff"], ["flat"], [0.1], evicted=["drop", "demote"], unit=["entry", "page"])
+
+    assert [arm.id for arm in found[1:]] == [
+        "keydiff/flat/drop/0.1",
+        "keydiff/flat/page16-max/drop/0.1",
+        "keydiff/flat/page16-max/demote:match=bytes/0.1",
+    ]
+    assert [arm.match for arm in found] == ["entries", "entries", "entries", "bytes"]
+    facts = facts_of(found[-1].id)
+    assert (facts.method, facts.mode, facts.page, facts.keep) == ("keydiff", "demote", "16-max", 0.1)
+    settings = Residency(rerank=4, attend=3, reservoir="file:/tmp", wants="oracle")
+    (_, arm) = make_arms(["keydiff"], ["flat"], [0.1], evicted=["demote"], residency=settings, match="entries")
+    assert arm.id == "keydiff/flat/page16-max/demote:match=entries,attend=3,rerank=4,wants=oracle/0.1"
+    assert split_id(arm.id) == (arm.family, 0.1)

@@ -243,5 +243,27 @@ def test_arms_are_checked():
     for wrong in ({"methods": []}, {"methods": ["random", "random"]}, {"methods": ["keydif"]}):
         with pytest.raises(RequestError):
             make_arms(**{"methods": ["random"], "allocations": ["flat"], "keeps": [0.5], **wrong})
-    with pytest.raises(RequestError, match="demote"):
-        make_arms(["random"], ["flat"], [0.5], evicted=["demote"])
+    with pytest.raises(RequestError, match="burn"):
+        make_arms(["random"], ["flat"], [0.5], evicted=["burn"])
+
+
+def test_arms_that_demote_hold_as_many_bytes_as_arms_that_drop(tmp_path):
+    engine = tiny.engine("llama")
+    arms = make_arms(["keydiff"], ["flat"], [0.5], evicted=["drop", "demote"], unit=["entry", "page"], page_size=4)
+    arms += make_arms(["keydiff"], ["flat"], [0.5], evicted=["demote"], page_size=4, match="entries")[1:]
+
+    run(plan(engine, arms=arms), tmp_path)
+
+    rows = Records(tmp_path).read()
+    by_arm = {arm.id: [row for row in rows if row["arm"] == arm.id] for arm in arms}
+    _, entry, page, equal, roomy = by_arm.values()
+    assert {row["skipped"] for row in rows} == {None}
+    for dropped, by_page, demoted, more in zip(entry, page, equal, roomy, strict=True):
+        assert by_page["kv_bytes_kept"] <= dropped["kv_bytes_kept"]
+        assert demoted["kv_bytes_kept"] <= dropped["kv_bytes_kept"] < more["kv_bytes_kept"]
+        assert demoted["kv_bytes_kept"] > dropped["kv_bytes_kept"] - 8 * engine.geometry.token_bytes
+        assert (dropped["match"], demoted["match"], more["match"]) == ("entries", "bytes", "entries")
+        assert dropped["fetches"] == dropped["reservoir_bytes"] == 0
+        assert demoted["fetches"] > 0
+        assert demoted["moved_bytes"] > 0
+        assert demoted["sketch_bytes"] > 0

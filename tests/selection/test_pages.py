@@ -15,7 +15,7 @@ from wakesight.budget.ada import Ada
 from wakesight.budget.base import BudgetRequest
 from wakesight.budget.pooled import Global
 from wakesight.core import Budget, Scores
-from wakesight.selection.pages import lift, snap
+from wakesight.selection.pages import lift, snap, whole_pages
 from wakesight.selection.reference import lift_reference, order_reference, snap_reference
 from wakesight.selection.topk import rank, take
 
@@ -214,3 +214,28 @@ def test_a_sum_beyond_float32_stays_finite():
 
     assert bool(torch.isfinite(lift(Scores((huge,)), 4, "sum", 0).layers[0]).all())
     assert bool(torch.isfinite(lift(Scores((-huge,)), 4, "sum", 0).layers[0]).all())
+
+
+LAYERS = st.lists(st.lists(st.integers(0, 90), min_size=1, max_size=3).map(tuple), min_size=1, max_size=5).map(tuple)
+
+
+@given(LAYERS, st.sampled_from([1, 3, 8, 16]))
+@LAWS
+def test_pages_of_layers_never_pass_the_entries_and_every_layer_has_one(counts, page_size):
+    pages = whole_pages(Budget(counts), page_size)
+
+    cost = sum(n * len(heads) * page_size for n, heads in zip(pages, counts, strict=True))
+    total = sum(map(sum, counts))
+    assert min(pages) >= 1
+    assert cost <= total or pages == [1] * len(counts)
+    most = max(len(heads) for heads in counts) * page_size
+    assert cost > total - most or cost >= total - sum(len(heads) * page_size for heads in counts)
+    for n, heads in zip(pages, counts, strict=True):
+        assert n <= sum(heads) // (len(heads) * page_size) + 1
+
+
+def test_pages_of_layers_by_the_largest_remainder():
+    assert whole_pages(Budget(((20, 20), (20, 20), (30, 34))), 16) == [1, 1, 2]
+    assert whole_pages(Budget(((20, 20), (30, 30), (28, 28))), 16) == [1, 2, 1]
+    assert whole_pages(Budget(((3, 3), (64, 64))), 16) == [1, 3]  # the first layer's page comes out of the second
+    assert whole_pages(Budget(((0,), (0,))), 16) == [1, 1]

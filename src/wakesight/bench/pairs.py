@@ -24,9 +24,12 @@ class Ratio:
 
 
 def alternate(
-    arms: Mapping[str, Callable[[], None]], rounds: int, on_round: Callable[[int, int], None] | None = None
+    arms: Mapping[str, Callable[[], float | None]], rounds: int, on_round: Callable[[int, int], None] | None = None
 ) -> dict[str, list[float]]:
-    """Seconds of every arm in every round. One round not counted, then A B C, C B A, A B C, ..."""
+    """Seconds of every arm in every round. One round not counted, then A B C, C B A, A B C, ...
+
+    An arm that returns seconds has timed itself: what it does besides its work is not counted.
+    """
     names = list(arms)
     for name in names:
         arms[name]()
@@ -34,8 +37,8 @@ def alternate(
     for index in range(rounds):
         for name in names if index % 2 == 0 else reversed(names):
             start = time.perf_counter()
-            arms[name]()
-            seconds[name].append(time.perf_counter() - start)
+            own = arms[name]()
+            seconds[name].append(time.perf_counter() - start if own is None else own)
         if on_round is not None:
             on_round(index + 1, rounds)
     return seconds

@@ -4,7 +4,7 @@ The file is an ordinary safetensors file: 8 bytes with the header's length (litt
 JSON, then the tensors' bytes without gaps. Its `__metadata__` holds four texts:
 
     format    "wakesight-session"
-    version   "1"
+    version   "1", or "2" where a session has demoted pages, which older versions do not know
     header    the caller's header as JSON
     checksum  sha256 of the JSON list [header, [[name, dtype, shape, sha256 of the bytes], ...]], names sorted
 
@@ -41,7 +41,7 @@ import re
 import secrets
 import shlex
 import stat
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,7 +54,7 @@ from torch import Tensor
 from wakesight.errors import RequestError, WakesightError, WorkError
 
 FORMAT = "wakesight-session"
-VERSION = 1
+VERSION = 2  # the newest that is read
 PIECE = 4 << 20  # bytes: what is copied at a time of a tensor that is strided or on a GPU
 ALIGN = 64  # bytes: the data starts at a multiple, and wider types come first, so every tensor is aligned to its type
 MAX_HEADER = 100_000_000  # bytes: the library reads no longer header
@@ -157,8 +157,13 @@ class SavedFile:
         )
 
 
-def write(path: str | os.PathLike[str], header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+def write(
+    path: str | os.PathLike[str], header: Mapping[str, Any], tensors: Mapping[str, Tensor], *, version: int = 1,
+    late: Mapping[str, Callable[[], Tensor]] | None = None,
+) -> None:  # fmt: skip
     """Save `header` (plain JSON) and `tensors` (any device, strides and sizes, types in `DTYPES`) as one file.
+
+    late: makes a tensor when its turn comes, for those that stand in `tensors` on the meta device, by shape alone.
 
     All or nothing: the bytes go to a temporary file in the same folder, which is renamed over `path` once they
     are on the disk. Whatever was at `path` stays as it is until then, and for good if anything fails or Ctrl-C
@@ -169,7 +174,8 @@ def write(path: str | os.PathLike[str], header: Mapping[str, Any], tensors: Mapp
     and TypeError or ValueError if `header` is not JSON, or a name is not text or "__metadata__".
     """
     path = Path(path)
-    layout = _Layout(path, json.dumps(header, allow_nan=False), tensors)
+    layout = _Layout(path, json.dumps(header, allow_nan=False), tensors, version)
+    late = late or {}
     target = Path(os.path.realpath(path))
     temporary = target.parent / f".wakesight-{secrets.token_hex(8)}.tmp"
     try:
@@ -182,7 +188,8 @@ def write(path: str | os.PathLike[str], header: Mapping[str, Any], tensors: Mapp
             scratch, digests = torch.empty(PIECE, dtype=torch.uint8), []
             for name in layout.names:
                 digest = hashlib.sha256()
-                for piece in _pieces(tensors[name].detach(), scratch):
+                tensor = late[name]() if name in late else tensors[name]
+                for piece in _pieces(tensor.detach(), scratch):
                     digest.update(piece)
                     file.write(piece)
                 digests.append(digest.hexdigest())
@@ -254,8 +261,9 @@ def read(path: str | os.PathLike[str]) -> SavedFile:
 class _Layout:
     """Where everything goes in a file that is about to be written."""
 
-    def __init__(self, path: Path, text: str, tensors: Mapping[str, Tensor]) -> None:
+    def __init__(self, path: Path, text: str, tensors: Mapping[str, Tensor], version: int) -> None:
         self.text = text
+        self.version = version
         self.names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
         self.listing: dict[str, Any] = {}
         end = 0
@@ -284,7 +292,7 @@ class _Layout:
 
     def preamble(self, checksum: str) -> bytes:
         """Everything before the data; its length does not depend on the checksum."""
-        metadata = {"format": FORMAT, "version": str(VERSION), "header": self.text, "checksum": checksum}
+        metadata = {"format": FORMAT, "version": str(self.version), "header": self.text, "checksum": checksum}
         text = json.dumps({"__metadata__": metadata, **self.listing}, ensure_ascii=False, separators=(",", ":"))
         encoded = text.encode()
         encoded += b" " * (-(8 + len(encoded)) % ALIGN)

@@ -122,6 +122,7 @@ def record(session: Session, questions: list[str], answers: list[Answer]) -> dic
                 "finish": answer.finish,
                 "misses": answer.misses,
                 "fetches": answer.fetches,
+                "moved_bytes": answer.moved_bytes,
             }
             for question, answer in zip(questions, answers, strict=True)
         ],
@@ -143,7 +144,12 @@ def _rate(answers: list[Answer]) -> float:
 
 def summary(session: Session, answers: list[Answer]) -> str:
     """What was kept, by what, and what it cost, for people."""
-    return f"{kept_summary(session)}, {_rate(answers):.1f} tokens/s"
+    moved = ""
+    if session.stats.reservoir_bytes:
+        misses, fetches = (sum(getattr(answer, name) for answer in answers) for name in ("misses", "fetches"))
+        size = show_bytes(sum(answer.moved_bytes for answer in answers))
+        moved = f"; {misses:,} misses, {fetches:,} fetches, {size} moved"
+    return f"{kept_summary(session)}, {_rate(answers):.1f} tokens/s{moved}"
 
 
 def kept_summary(session: Session) -> str:
@@ -151,11 +157,17 @@ def kept_summary(session: Session) -> str:
     stats = session.stats
     kept, heads = sum(map(sum, stats.kept_entries)), sum(map(len, stats.kept_entries))
     share = kept / (heads * stats.logical_length)
+    verb, waiting = "kept", ""
+    if stats.reservoir_bytes:
+        verb = "in fast memory"
+        waiting = (
+            f"{show_bytes(stats.sketch_bytes)} of it sketches, {show_bytes(stats.reservoir_bytes)} in the reservoir, "
+        )
     return (
         f"{_chosen(session.policy)}"
-        f"kept {kept:,} of {heads * stats.logical_length:,} entries ({share:.1%} with the protected prefix): "
+        f"{verb} {kept:,} of {heads * stats.logical_length:,} entries ({share:.1%} with the protected prefix): "
         f"{show_bytes(stats.kv_bytes_full)} -> {show_bytes(stats.kv_bytes_kept)} KV, "
-        f"{show_bytes(stats.kv_bytes_freed)} freed (growth slack {show_bytes(stats.kv_bytes_slack)}); "
+        f"{waiting}{show_bytes(stats.kv_bytes_freed)} freed (growth slack {show_bytes(stats.kv_bytes_slack)}); "
         f"prefill {stats.prefill_s:.1f} s, scoring {stats.score_s:.2f} s, compaction {stats.compact_s:.2f} s"
     )
 

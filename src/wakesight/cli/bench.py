@@ -1,4 +1,4 @@
-"""wakesight bench: decode, prefill, sweep, arms, scoring."""
+"""wakesight bench: decode, prefill, sweep, arms, scoring, residency."""
 
 from __future__ import annotations
 
@@ -9,16 +9,18 @@ import click
 from wakesight.cli.common import artifact_option, model_options, print_json, progress, shared_options
 from wakesight.errors import RequestError
 
-KINDS = ("decode", "prefill", "sweep", "arms", "scoring")
+KINDS = ("decode", "prefill", "sweep", "arms", "scoring", "residency")
 
 
 @click.command("bench")
 @click.argument("kind")
 @click.option("--model", default="smollm2", show_default=True, help="As for ask; scoring loads none.")
-@click.option("--tokens", default=None, help="Context length. [4096; scoring: several, 4096,16384,65536]")
+@click.option(
+    "--tokens", default=None, help="Context length. [4096; residency: 8192; scoring: several, 4096,16384,65536]"
+)
 @click.option("--lengths", default=None, help="prefill: also score at these lengths, for example 2048,4096,8192.")
 @click.option("--rounds", type=int, default=9, show_default=True, help="Alternations of all arms.")
-@click.option("--steps", type=int, default=None, help="Tokens per arm and round. [decode: 8, arms: 64]")
+@click.option("--steps", type=int, default=None, help="Tokens per arm and round. [decode: 8, arms, residency: 64]")
 @click.option("--keep", "keeps", type=float, multiple=True, help="decode: fractions to time. Default 1 and 0.1.")
 @artifact_option
 @model_options
@@ -35,6 +37,7 @@ def command(
     wakesight bench sweep   --tokens 4096   scoring and compaction of a sweep, as a share of its prefill
     wakesight bench arms    --tokens 2048   13 sessions answer as one batch, against one after another
     wakesight bench scoring --tokens 4096,65536   the estimator at the paper's 27B shape, against the machine's limit
+    wakesight bench residency --tokens 8192   a demoted cache at rerank intervals 1 to 16, beside flexicache and quest
     """
     if kind not in KINDS:
         raise RequestError(f"there is no bench {kind!r}; use one of {', '.join(KINDS)}")
@@ -47,6 +50,8 @@ def command(
         raise RequestError(f"--lengths belongs to bench prefill; leave it out for {kind}")
     if kind == "scoring" and dtype is not None:
         raise RequestError("estimators compute in float32; leave --dtype out for bench scoring")
+    if kind == "scoring" and artifact is not None:
+        raise RequestError("bench scoring runs networks of the paper's shape, not an estimator's; leave --artifact out")
     more = _numbers(lengths, "--lengths") if lengths is not None else ()
     if any(size < 2 for size in more):
         raise RequestError("--lengths must be at least 2 each")
@@ -58,7 +63,7 @@ def command(
                 lengths=sizes or scoring.LENGTHS, rounds=rounds, device=device, on_round=on_round
             )
         else:
-            length = sizes[0] if sizes else 4096
+            length = sizes[0] if sizes else 8192 if kind == "residency" else 4096
             place: dict[str, Any] = {"device": device, "dtype": dtype, "artifact": artifact}
             result = _with_model(kind, model, length, more, rounds, steps, keeps, place, on_round)
     if as_json:
@@ -71,10 +76,14 @@ def _with_model(
     kind: str, model: str, tokens: int, lengths: tuple[int, ...], rounds: int, steps: int | None,
     keeps: tuple[float, ...], place: dict[str, Any], on_round: Any,
 ) -> dict[str, Any]:  # fmt: skip
-    from wakesight.bench import arms, decode, prefill
+    from wakesight.bench import arms, decode, prefill, residency
     from wakesight.engines.hf.engine import load
 
     engine = load(model, **place)
+    longest = engine.geometry.max_positions
+    if (most := max(tokens, *lengths, 0)) > longest:  # said before anything is measured
+        option = "--tokens" if tokens > longest else "--lengths"
+        raise RequestError(f"{option} {most} is more than {engine.name} reads; give at most {longest}")
     if kind == "decode":
         return decode.bench_decode(
             engine, tokens=tokens, keeps=keeps or (1.0, 0.1), steps=steps or 8, rounds=rounds, on_round=on_round
@@ -83,6 +92,8 @@ def _with_model(
         return prefill.bench_prefill(engine, tokens=tokens, rounds=rounds, lengths=lengths, on_round=on_round)
     if kind == "arms":
         return arms.bench_arms(engine, tokens=tokens, steps=steps or 64, rounds=rounds, on_round=on_round)
+    if kind == "residency":
+        return residency.bench_residency(engine, tokens=tokens, steps=steps or 64, rounds=rounds, on_round=on_round)
     return prefill.bench_sweep(engine, tokens=tokens)
 
 
@@ -99,6 +110,8 @@ def _numbers(text: str, option: str) -> tuple[int, ...]:
 def _table(result: dict[str, Any]) -> str:
     if result["bench"] == "scoring":
         return _scoring_table(result)
+    if result["bench"] == "residency":
+        return _residency_table(result)
     lines = [f"bench {result['bench']}: {result['model']}, {result['context_tokens']:,} tokens"]
     for row in result["rows"]:
         if result["bench"] == "decode":
@@ -166,6 +179,29 @@ def _scoring_table(result: dict[str, Any]) -> str:
         f"  copy bandwidth {result['copy_bandwidth'] / 1e9:.1f} GB/s (read + written), "
         f"products {result['product_rate'] / 1e9:.0f} GFLOP/s"
     )
+    lines.append("  " + ", ".join(f"{k} {v}" for k, v in result["versions"].items()))
+    return "\n".join(lines)
+
+
+def _residency_table(result: dict[str, Any]) -> str:
+    lines = [
+        f"bench residency: {result['model']}, {result['context_tokens']:,} tokens, {result['attend']} pages of "
+        f"{result['page_size']} read per KV head and step, {result['steps']} steps, {result['rounds']} rounds; "
+        f"{result['unstable_heads']} of {result['heads']} heads unstable under flexicache"
+    ]
+    for row in result["rows"]:
+        lines.append(
+            f"  {row['arm']:<26} {row['tokens_per_s']:7.1f} tokens/s  {_ratio(row['speedup'])} transformers, "
+            f"{_ratio(row['over_whole'])} ours whole"
+        )
+        if "recall" in row:
+            lines.append(
+                f"  {'':<26} {row['kv_bytes_kept'] / 1e6:7.1f} MB fast ({row['sketch_bytes'] / 1e6:.1f} sketches), "
+                f"{row['reservoir_bytes'] / 1e6:.1f} reservoir; per step {row['fetches_per_step']:.1f} fetches, "
+                f"{row['moved_bytes_per_step'] / 1e6:.2f} MB; {row['agreement']:.0%} of tokens alike, "
+                f"recall {row['recall']:.2f}"
+            )
+    lines.append(f"  copy bandwidth {result['copy_bandwidth'] / 1e9:.1f} GB/s (read + written)")
     lines.append("  " + ", ".join(f"{k} {v}" for k, v in result["versions"].items()))
     return "\n".join(lines)
 

@@ -6,7 +6,7 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
@@ -19,7 +19,7 @@ from wakesight.cli.common import (
     read_shard,
     shared_options,
 )
-from wakesight.cli.policy import default_scorer
+from wakesight.cli.policy import PAGING, default_scorer, paging_options, residency_of
 from wakesight.cli.recipe import given, recipe_option
 from wakesight.errors import RequestError, WorkError
 from wakesight.evaluation.records import Records, check_folder, complete, unit
@@ -27,9 +27,10 @@ from wakesight.evaluation.records import Records, check_folder, complete, unit
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from wakesight.evaluation.arms import Arm
+    from wakesight.evaluation.arms import Arm, Match
     from wakesight.evaluation.items import Context
     from wakesight.evaluation.runner import Progress
+    from wakesight.residency import Residency
 
 
 class _WithSuiteOptions(Once):
@@ -57,10 +58,24 @@ class _WithSuiteOptions(Once):
     "--allocations", default="natural", show_default=True,
     help="Allocations, comma-separated; natural is each scorer's own. --methods a@gate,b gives one method its own.",
 )  # fmt: skip
-@click.option("--evicted", default="drop", show_default=True, help="What becomes of the rest: drop.")
+@click.option(
+    "--evicted", default="drop", show_default=True, help="What becomes of the rest, comma-separated: drop, demote."
+)
 @click.option("--keep", default="0.1,0.3,0.5", show_default=True, help="Kept fractions, comma-separated.")
-@click.option("--unit", default="entry", show_default=True, help="Evict by entry or by page.")
-@click.option("--page-size", type=int, default=16, show_default=True, help="Positions per page, with --unit page.")
+@click.option(
+    "--unit",
+    default="entry",
+    show_default=True,
+    help="Drop by entry, by page, or both (entry,page); demotion is always by page.",
+)
+@click.option("--page-size", type=int, default=16, show_default=True, help="Positions per page.")
+@click.option(
+    "--match",
+    default="bytes",
+    show_default=True,
+    help="What demote has in common with drop at one kept fraction: bytes of fast memory, or entries in its slots.",
+)
+@paging_options
 @click.option("--tasks", default="", help="Tasks of the suite, comma-separated. Default: all.")
 @click.option("--length", type=int, default=2048, show_default=True, help="Tokens of context, question and answer.")
 @click.option("--items", type=int, default=10, show_default=True, help="Items made per task, a context each.")
@@ -97,6 +112,7 @@ def command(ctx: click.Context, /, out: str | None, resume: bool, as_json: bool,
     """
     suite, folder = _check(out, arguments)
     arguments["options"] = _settings(arguments["options"])
+    arguments["settings"] = list(arguments["settings"])  # as JSON gives it back to a run that is resumed
     if arguments["methods"] is None:  # the run's config says which one it was
         arguments["methods"] = default_scorer(arguments["model"], arguments["artifact"])
 
@@ -114,7 +130,8 @@ def command(ctx: click.Context, /, out: str | None, resume: bool, as_json: bool,
     check_options(suite, arguments["options"])
     arms = make_arms(
         read_names(arguments["methods"]), read_names(arguments["allocations"]), _fractions(arguments["keep"]),
-        evicted=read_names(arguments["evicted"]), unit=arguments["unit"], page_size=arguments["page_size"],
+        evicted=read_names(arguments["evicted"]), unit=read_names(arguments["unit"]),
+        page_size=arguments["page_size"], residency=_residency(arguments), match=_match(arguments["match"]),
     )  # fmt: skip
     part = read_shard(arguments["shard"])
     loaded = load(arguments["model"], **{name: arguments[name] for name in ("device", "dtype", "artifact")})
@@ -208,6 +225,18 @@ def _check(out: str | None, arguments: dict[str, Any]) -> tuple[str, Path]:
             raise RequestError(f"--{name} {arguments[name]} must be at least {least}")
     check_folder(Path(out))
     return suite, Path(out)
+
+
+def _residency(arguments: dict[str, Any]) -> Residency | None:
+    """How arms demote; None where none does. Every part of it may stand in a recipe."""
+    mode = "demote" if "demote" in read_names(arguments["evicted"]) else "drop"
+    return residency_of(mode, pages=None, **{name: arguments[name] for name in PAGING})
+
+
+def _match(word: str) -> Match:
+    if word not in ("bytes", "entries"):
+        raise RequestError(f"--match {word} is unknown; use bytes or entries")
+    return cast("Match", word)
 
 
 def _settings(words: Sequence[str]) -> dict[str, str]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import click
@@ -10,6 +11,7 @@ import click
 from wakesight.cli.common import read_bytes_size
 from wakesight.errors import RequestError
 from wakesight.policy import Policy
+from wakesight.residency import Residency
 
 SIZES = ("keep", "entries", "fit")
 PLAIN = "keydiff"  # needs nothing but keys
@@ -30,22 +32,49 @@ _OPTIONS = (
         help="Share among layers and heads; see wakesight methods; or counts per layer 40,30,20. Default: the scorer's "
         "own (gatesight gate, gatesight+ utility_global, kvzip global, else flat).",
     ),
-    click.option("--evicted", default="drop", show_default=True, help="What becomes of the rest: drop."),
-    click.option("--unit", default="entry", show_default=True, help="Evict by entry or by page."),
+    click.option(
+        "--evicted", default="drop", show_default=True,
+        help="What becomes of the rest: drop (gone), or demote (to a reservoir, and fetched back when wanted).",
+    ),
+    click.option("--unit", default=None, help="Evict by entry (default) or by page (always, with --evicted demote)."),
     click.option("--page-size", type=int, default=None, help="Positions per page, with --unit page. Default 16."),
     click.option("--page-reduce", default=None, help="A page's score: max (default), mean or sum of its entries'."),
     click.option(
         "--protect", type=int, default=None,
         help="Tokens kept at the start. Default: template and instruction, at most 256.",
     ),
-    click.option("--pages", type=int, default=None, hidden=True),
-    click.option("--attend", type=int, default=None, hidden=True),
-    click.option("--rerank", type=int, default=None, hidden=True),
+    click.option(
+        "--pages", type=int, default=None,
+        help="With demote: pages in fast memory per (layer, KV head). Default: what the size comes to.",
+    ),
 )  # fmt: skip
+
+
+PAGING = ("attend", "rerank", "reservoir", "settings")
+_PAGING_OPTIONS = (
+    click.option(
+        "--attend", default=None, help="With demote: pages a head reads per step, or all (exact). Default: --pages."
+    ),
+    click.option("--rerank", type=int, default=None, help="With demote: steps between two choices of pages. [1]"),
+    click.option("--reservoir", default=None, help="With demote: where pages wait, host or file:FOLDER. [host]"),
+    click.option(
+        "--residency", "settings", multiple=True,
+        help="With demote: another setting of Residency, NAME=VALUE, for example sketch=int8, wants=oracle, recent=1, "
+        "dense_layers=2; may be given several times.",
+    ),
+)  # fmt: skip
+
+
+def paging_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """How a demoted session reads its pages."""
+    for option in reversed(_PAGING_OPTIONS):
+        command = option(command)
+    return command
 
 
 def policy_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """All options of a policy."""
+    command = paging_options(command)
     for option in reversed(_OPTIONS):
         command = option(command)
     return command
@@ -71,7 +100,8 @@ def default_scorer(model: str | None, artifact: str | None = None) -> str:
 
 def _sized(choices: Mapping[str, Any]) -> bool:
     """Whether the choices name a size."""
-    return isinstance(_allocation(choices["allocation"]), tuple) or any(choices[size] is not None for size in SIZES)
+    given = [*SIZES, "pages"]
+    return isinstance(_allocation(choices["allocation"]), tuple) or any(choices[size] is not None for size in given)
 
 
 def may_read_artifact(*, scorer: str | None, **choices: Any) -> bool:
@@ -90,15 +120,18 @@ def make_policy(
     scorer: None for `default_scorer` of the model. Raises RequestError for choices that contradict each other, or
     that mean nothing without a size.
     """
-    for flag in ("pages", "attend", "rerank"):
-        if choices.pop(flag) is not None:
-            raise RequestError(f"--{flag} belongs to --evicted demote, which is not built yet; leave it out")
+    sized = _sized(choices)
+    choices["residency"] = residency_of(
+        choices["evicted"], pages=choices.pop("pages"), **{name: choices.pop(name) for name in PAGING}
+    )
+    if choices["unit"] is None:
+        choices["unit"] = "page" if choices["evicted"] == "demote" else "entry"
     for flag in ("page_size", "page_reduce"):
         if choices[flag] is None:
             del choices[flag]
         elif choices["unit"] != "page":
             raise RequestError(f"--{flag.replace('_', '-')} belongs to --unit page; add that, or leave it out")
-    if not _sized(choices):
+    if not sized:
         choices["keep"] = default_keep
     fit = choices.pop("fit")
     choices["bytes"] = None if fit is None else read_bytes_size(fit)
@@ -111,3 +144,34 @@ def make_policy(
     if scorer or allocation or policy != Policy():
         raise RequestError("a scorer, allocation, unit or protection needs a size; add --keep, --entries or --fit")
     return None
+
+
+def residency_of(
+    evicted: str, *, pages: int | None, attend: str | None, rerank: int | None, reservoir: str | None,
+    settings: Sequence[str],
+) -> Residency | None:  # fmt: skip
+    """What the options say about pages; None where nothing is demoted.
+
+    Raises RequestError for options of demotion without it, and for settings that no residency has.
+    """
+    given: dict[str, Any] = {"pages": pages, "attend": attend, "rerank": rerank, "reservoir": reservoir}
+    given = {name: value for name, value in given.items() if value is not None}
+    if evicted != "demote":
+        if wrong := [*given, *(("residency",) if settings else ())]:
+            raise RequestError(f"--{wrong[0]} belongs to --evicted demote; add that, or leave it out")
+        return None
+    fields = {f.name: f.default for f in dataclasses.fields(Residency) if f.name not in ("page_size", "dense_heads")}
+    for word in settings:
+        name, equals, value = word.partition("=")
+        if not equals or name not in fields:
+            known = ", ".join(sorted(fields))
+            raise RequestError(f"--residency {word} sets nothing; write NAME=VALUE with one of {known}")
+        if name in given:
+            raise RequestError(f"--residency {name} is given twice; give it once")
+        given[name] = value
+    for name, value in given.items():
+        if isinstance(value, str) and value.removeprefix("-").isdecimal():
+            given[name] = int(value)
+        elif value in ("true", "false"):
+            given[name] = value == "true"
+    return Residency(**given)

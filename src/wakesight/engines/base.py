@@ -38,7 +38,7 @@ class Generation:
 
     margin: the smallest lead of a chosen token over the next best logit; a lead near 0 may flip with rounding.
     question_s: reading this row's question. decode_s: the decode loop, shared by all rows. steps: decode
-    steps this row took part in.
+    steps this row took part in. misses, fetches, moved_bytes: of pages of a demoted session, question included.
     """
 
     tokens: tuple[int, ...]
@@ -47,6 +47,18 @@ class Generation:
     decode_s: float
     steps: int
     margin: float
+    misses: int = 0
+    fetches: int = 0
+    moved_bytes: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Asked:
+    """A context to be continued behind `after` (at least one id), with a generator of its own."""
+
+    state: SessionState
+    after: Sequence[int]
+    seed: int
 
 
 @dataclass(frozen=True)
@@ -144,6 +156,12 @@ class Engine(Protocol):
         """
         ...
 
+    def sample_together(
+        self, asked: Sequence[Asked], count: int, max_new_tokens: int, past_end: bool = False
+    ) -> list[list[list[int]] | None]:
+        """What `sample` draws for each context, drawn as one batch; None where a context must be drawn alone."""
+        ...
+
     def follow(self, state: SessionState, tokens: Sequence[int]) -> tuple[Followed, ...]:
         """Read `tokens` behind `state` for once; what every attention layer did with them."""
         ...
@@ -169,6 +187,10 @@ class Engine(Protocol):
 
     def recording(self, window: int, record: tuple[str, ...]) -> Recording:
         """Fresh recorders for all attention layers: the last `window` queries, and the signals of `record`."""
+        ...
+
+    def check_demotable(self) -> None:
+        """Raise RequestError if pages of this model cannot be demoted."""
         ...
 
     def check_open(self) -> None:

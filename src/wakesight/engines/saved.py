@@ -1,15 +1,16 @@
 """A session as a file: what goes in, and what must fit before anything comes out.
 
-`cache/files.py` knows the format and its checksum; this page knows sessions. Storage is written with its
+`cache/files.py` knows the format and its checksum; this page knows sessions. Slots is written with its
 growth slack, so that a mapped session can be asked at once: the operating system copies a page of the file
 when an answer is first written to it.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -17,6 +18,9 @@ from torch import Tensor
 
 from wakesight.arguments import file_path, shown
 from wakesight.cache import files
+from wakesight.cache.residency.flexi_slots import HeadGroups
+from wakesight.cache.residency.paged import PagedSlots
+from wakesight.cache.residency.plan import PagePlan
 from wakesight.cache.slots import Slots
 from wakesight.cache.state import SessionState
 from wakesight.core import KeptSet
@@ -38,10 +42,19 @@ def save(session: Session, path: str | os.PathLike[str]) -> None:
     """Write `session`; see `Session.save`."""
     path = file_path(path)
     engine, state, recording = session.engine, session.state, session.recording
-    for slots in state.slots:
-        slots.zero_slack()
+    if any(isinstance(slots, HeadGroups) for slots in state.slots):
+        raise RequestError(
+            "a demoted session whose heads differ (dense_heads) cannot be saved yet; save the whole session, and "
+            "demote it after loading"
+        )
     tensors: dict[str, Tensor] = {"tokens": torch.tensor(state.tokens, dtype=torch.int32)}
+    late: dict[str, Callable[[], Tensor]] = {}
     for layer, slots in enumerate(state.slots):
+        if isinstance(slots, PagedSlots):
+            tensors.update({f"paged.{layer}.{name}": tensor for name, tensor in slots.saved().items()})
+            late.update({f"paged.{layer}.{name}": read for name, read in slots.saved_pages().items()})
+            continue
+        slots.zero_slack()
         tensors.update({f"slots.{layer}.{name}": slots.storage(name) for name in slots.names})
     if state.kept is not None:
         for layer, heads in enumerate(state.kept.positions):
@@ -59,17 +72,11 @@ def save(session: Session, path: str | os.PathLike[str]) -> None:
         "artifact": _estimator(engine),
         "prefix": state.prefix,
         "whole": state.kept is None,
+        "demoted": state.demoted,
         "frame": {"head": list(frame.head), "tail": list(frame.tail), "separator": frame.separator},
         "policy": session.policy and session.policy.to_json(),
         "seconds": {"prefill": session.prefill_s, "score": session.score_s, "compact": session.compact_s},
-        "layers": [
-            {
-                "lengths": list(slots.lengths),
-                "capacities": list(slots.capacities),
-                "heads": {name: payload.heads for name, payload in slots.payloads.items()},
-            }
-            for slots in state.slots
-        ],
+        "layers": [_about(slots) for slots in state.slots],
         "states": sorted(state.states),
         "recording": {
             "window": recording.window,
@@ -77,7 +84,19 @@ def save(session: Session, path: str | os.PathLike[str]) -> None:
             "scaling": [float(layer.scaling) for layer in recording.layers],
         },
     }
-    files.write(path, header, tensors)
+    files.write(path, header, tensors, version=2 if state.demoted else 1, late=late)
+
+
+def _about(slots: Slots) -> dict[str, Any]:
+    """One layer for the header."""
+    if isinstance(slots, PagedSlots):
+        settled, step = slots.counters
+        return {"plan": dataclasses.asdict(slots.plan), "settled": settled, "step": step}
+    return {
+        "lengths": list(slots.lengths),
+        "capacities": list(slots.capacities),
+        "heads": {name: payload.heads for name, payload in slots.payloads.items()},
+    }
 
 
 def load(path: str | os.PathLike[str], engine: Engine) -> Session:
@@ -88,7 +107,8 @@ def load(path: str | os.PathLike[str], engine: Engine) -> Session:
     saved = files.read(file_path(path))
     check_model(saved, engine)
     tokens = tuple(saved.tensor("tokens", [None], torch.int32).tolist())
-    layers = [_layer(saved, layer, engine) for layer in range(len(engine.geometry.attention_layers))]
+    demoted = saved.header.get("demoted", False) is True  # absent in files of an older version
+    layers = [_layer(saved, layer, engine, demoted) for layer in range(len(engine.geometry.attention_layers))]
     kept = None if saved.field(bool, "whole") else _kept(saved, layers)
     prefix = saved.field(int, "prefix")
     _check_lengths(saved, layers, kept, prefix, len(tokens))
@@ -98,10 +118,11 @@ def load(path: str | os.PathLike[str], engine: Engine) -> Session:
         tuple(saved.list_of(int, "frame", "tail")),
         saved.field(str, "frame", "separator"),
     )
-    recording, policy = _recording(saved, engine, len(tokens)), _policy(saved)
+    recording = _unheard(saved, engine) if demoted else _recording(saved, engine, len(tokens))
+    policy = _policy(saved)
     prefill_s, score_s, compact_s = (saved.field(float, "seconds", name) for name in ("prefill", "score", "compact"))
     # Everything is checked; only now does it enter the pool's ledger.
-    slots = tuple(Slots.adopt(engine.pool, *layer) for layer in layers)
+    slots = _stored(engine, layers)
     leases = {name: engine.pool.adopt(tensor) for name, tensor in states.items()}
     return Session(
         engine, SessionState(engine.pool, slots, leases, tokens, prefix, kept), frame, recording,
@@ -191,7 +212,94 @@ class _Layer(NamedTuple):
     capacities: list[int]
 
 
-def _layer(saved: files.SavedFile, layer: int, engine: Engine) -> _Layer:
+class _Paged(NamedTuple):
+    """One demoted layer, as `PagedSlots.load` takes it."""
+
+    tensors: dict[str, Tensor]
+    plan: PagePlan
+    settled: int
+    step: int
+
+    @property
+    def lengths(self) -> list[int]:
+        """Entries per KV head."""
+        rest = self.tensors["rest_key"]
+        return [self.settled * self.plan.page_size + rest.shape[1]] * rest.shape[0]
+
+
+def _stored(engine: Engine, layers: Sequence[_Layer | _Paged]) -> tuple[Slots, ...]:
+    """The layers in the pool's ledger, or nothing there. Raises WorkError on lack of memory or disk."""
+    made: list[Slots] = []
+    try:
+        for layer in layers:
+            if isinstance(layer, _Layer):
+                made.append(Slots.adopt(engine.pool, *layer))
+                continue
+            rest = (layer.tensors["rest_key"], layer.tensors["rest_value"])
+            paged = PagedSlots(engine.pool, layer.plan, *rest)
+            made.append(paged)
+            paged.load(layer.tensors, layer.settled, layer.step)
+    except BaseException:
+        for slots in made:
+            slots.release()
+        raise
+    return tuple(made)
+
+
+def _paged(saved: files.SavedFile, layer: int, engine: Engine, about: dict[str, Any]) -> _Paged:
+    """A demoted layer, checked: its plan, its sizes, and that its slots name pages there are."""
+    geometry, device = engine.geometry, engine.layer_devices[layer]
+    heads, dims = geometry.kv_heads[layer], (geometry.key_dims[layer], geometry.value_dims[layer])
+    numbers = [about.get("settled"), about.get("step")]
+    try:
+        plan = PagePlan(**about["plan"])
+        plan.check()
+        settled, step = (number for number in numbers if type(number) is int and number >= 0)
+    except (TypeError, ValueError, KeyError) as error:
+        raise _no_pages(saved, layer, engine) from error
+    size = plan.page_size
+
+    def tensor(name: str, *shape: int | None, dtype: torch.dtype) -> Tensor:
+        return saved.tensor(f"paged.{layer}.{name}", shape, dtype).to(device)
+
+    tensors = {name: tensor(name, heads, plan.slots, dtype=torch.int32) for name in ("slot_page", "last_use")}
+    tensors["last_weight"] = tensor("last_weight", heads, plan.slots, dtype=torch.float32)
+    for name, dim in zip(("key", "value"), dims, strict=True):
+        tensors[f"page_{name}"] = tensor(f"page_{name}", heads, None, size, dim, dtype=engine.dtype)
+        tensors[f"rest_{name}"] = tensor(f"rest_{name}", heads, None, dim, dtype=engine.dtype)
+    found, pages, rest = tensors["slot_page"], tensors["page_key"].shape[1], tensors["rest_key"].shape[1]
+    in_tail = rest - plan.strip * size
+    fits = (
+        tensors["page_value"].shape[1] == pages
+        and tensors["rest_value"].shape[1] == rest
+        and in_tail <= plan.tail * size
+        and pages == settled + max(0, in_tail) // size
+        and bool(((found >= -1) & (found < max(settled, 1))).all())
+    )
+    if not fits:
+        raise _no_pages(saved, layer, engine)
+    return _Paged(tensors, plan, settled, step)
+
+
+def _no_pages(saved: files.SavedFile, layer: int, engine: Engine) -> RequestError:
+    return RequestError(
+        f"{saved.path} does not describe the demoted pages of attention layer {layer} of {engine.name}; "
+        "prefill and save the session again"
+    )
+
+
+def _unheard(saved: files.SavedFile, engine: Engine) -> Recording:
+    """Of a demoted session nothing is recorded: it is not scored again."""
+    window = saved.field(int, "recording", "window")
+    if window < 1:
+        raise RequestError(f"{saved.path} does not describe what was recorded; prefill and save the session again")
+    return engine.recording(window, ())
+
+
+def _layer(saved: files.SavedFile, layer: int, engine: Engine, demoted: bool) -> _Layer | _Paged:
+    entries = saved.list_of(dict, "layers")
+    if demoted and layer < len(entries) and "plan" in entries[layer]:
+        return _paged(saved, layer, engine, entries[layer])
     geometry, device = engine.geometry, engine.layer_devices[layer]
     own = {"key": geometry.key_dims[layer], "value": geometry.value_dims[layer]}
     if geometry.index_dims:
@@ -230,11 +338,13 @@ def _counts(value: object) -> list[int]:
     return list(value) if good and isinstance(value, list) else []
 
 
-def _kept(saved: files.SavedFile, layers: Sequence[_Layer]) -> KeptSet:
+def _kept(saved: files.SavedFile, layers: Sequence[_Layer | _Paged]) -> KeptSet:
     return KeptSet(
         tuple(
             tuple(
-                saved.tensor(f"kept.{layer}.{head}", [count], torch.int32).to(one.tensors["key"].device, torch.int64)
+                saved.tensor(f"kept.{layer}.{head}", [count], torch.int32).to(
+                    next(iter(one.tensors.values())).device, torch.int64
+                )
                 for head, count in enumerate(one.lengths)
             )
             for layer, one in enumerate(layers)
@@ -243,7 +353,7 @@ def _kept(saved: files.SavedFile, layers: Sequence[_Layer]) -> KeptSet:
 
 
 def _check_lengths(
-    saved: files.SavedFile, layers: Sequence[_Layer], kept: KeptSet | None, prefix: int, tokens: int
+    saved: files.SavedFile, layers: Sequence[_Layer | _Paged], kept: KeptSet | None, prefix: int, tokens: int
 ) -> None:
     """Entries, positions and the protected prefix must belong to the context's tokens."""
     if kept is None:

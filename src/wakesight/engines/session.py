@@ -25,6 +25,7 @@ from wakesight.cache.slots import GROWTH
 from wakesight.cache.state import SessionState
 from wakesight.core import Answer, KeptSet, Signals, Tables
 from wakesight.engines.base import Engine, Generation
+from wakesight.engines.demoting import check_demotion, entries_that_fit, first_pages, plans
 from wakesight.engines.probe import score_by_probe
 from wakesight.engines.recording import Recording
 from wakesight.errors import RequestError
@@ -42,7 +43,11 @@ class SessionStats:
 
     kv_bytes_full: what the whole context takes; kv_bytes_kept: what this session holds of it, growth
     slack (kv_bytes_slack) not counted; kv_bytes_freed = full - kept. state_bytes: recurrent states and
-    sliding windows, shared by a session and its children. sketch_bytes, reservoir_bytes: 0 without demotion.
+    sliding windows, shared by a session and its children.
+
+    Of a demoted session the lengths and kv_bytes_kept are those of fast memory: slots, what is always read, sketches
+    (sketch_bytes) and what streams past (staging_bytes), whether in use or not; so kv_bytes_freed may be negative for a
+    short context. reservoir_bytes: host memory or file. The three are 0 without demotion.
     """
 
     logical_length: int
@@ -54,6 +59,7 @@ class SessionStats:
     kv_bytes_freed: int
     state_bytes: int
     sketch_bytes: int
+    staging_bytes: int
     reservoir_bytes: int
     prefill_s: float
     score_s: float
@@ -125,6 +131,8 @@ class Session:
         """
         if self.engine.only_whole is not None:
             raise RequestError(f"no scorer runs on {self.engine.name}: {self.engine.only_whole}")
+        if self.state.demoted:
+            raise RequestError("a demoted session cannot be scored: its entries are not in one piece; score its parent")
         signals = self.recording.signals(self.state)
         if getattr(scorer, "needs_artifact", False):
             signals = dataclasses.replace(signals, artifact=self.engine.artifact)
@@ -164,27 +172,46 @@ class Session:
         state, policy = self.state, need_policy(policy)
         prefix, per_head = self._size(policy)
         start = time.perf_counter()
+        if policy.residency is not None:
+            check_demotion(self.engine, state, policy.residency)
+        elif state.demoted:
+            raise RequestError(
+                "this session is demoted, and only a whole one can be compacted; compact its parent, or ask it as it is"
+            )
         check_evictable(self.engine, policy)
         if self.engine.only_whole is not None:
             return self._child(state.copy(self.engine.growth), policy, 0.0, start)
         ranking, score_s = self._ranked(policy, prefix)
         start = time.perf_counter()
-        rule = policy.allocation_rule
-        budget = make_budget(rule, per_head, ranking.body, self.engine.geometry, self._tables(rule))
-        if policy.unit == "page":
-            budget = snap(budget, ranking, policy.page_size)
-        child = state.compacted(take(ranking, budget), self.engine.growth)
+        child = self._evicted(policy, prefix, per_head, ranking)
         child.prefix = max(child.prefix, prefix)  # what this policy protects stays protected
         return self._child(child, policy, score_s, start)
 
+    def _evicted(self, policy: Policy, prefix: int, per_head: int | None, ranking: Ranking) -> SessionState:
+        """What the child holds: the best entries alone, or everything with the best pages in fast memory."""
+        state, geometry, growth, rule = self.state, self.engine.geometry, self.engine.growth, policy.allocation_rule
+        budget = None
+        if per_head is not None or isinstance(rule, tuple):
+            budget = make_budget(rule, per_head, ranking.body, geometry, self._tables(rule))
+        if policy.evicted == "demote":
+            layers = plans(policy, budget, geometry, prefix, state.logical_length)
+            return state.demoting(layers, first_pages(ranking, layers), growth)
+        assert budget is not None
+        if policy.unit == "page":
+            budget = snap(budget, ranking, policy.page_size)
+        return state.compacted(take(ranking, budget), growth)
+
     def _child(self, state: SessionState, policy: Policy, score_s: float, start: float) -> Session:
+        recording = self.recording
+        if state.demoted:  # it is not scored again
+            recording = self.engine.recording(recording.window, ())
         return Session(
-            self.engine, state, self.frame, self.recording, prefill_s=self.prefill_s, policy=policy, score_s=score_s,
+            self.engine, state, self.frame, recording, prefill_s=self.prefill_s, policy=policy, score_s=score_s,
             compact_s=time.perf_counter() - start,
         )  # fmt: skip
 
     def _size(self, policy: Policy) -> tuple[int, int | None]:
-        """The protected prefix, and R entries per head beyond it (None for explicit counts)."""
+        """The protected prefix, and R entries per head beyond it (None for explicit counts, of entries or pages)."""
         state, geometry = self.state, self.engine.geometry
         if not policy.has_size:
             raise RequestError(
@@ -198,8 +225,14 @@ class Session:
             )
         rule = policy.allocation_rule
         check_allocation(rule, limit_bytes=policy.bytes, n_body=n_body, geometry=geometry, tables=self._tables(rule))
-        if isinstance(rule, tuple):
+        if isinstance(rule, tuple) or (policy.residency is not None and policy.residency.pages is not None):
             return prefix, None
+        if policy.residency is not None and policy.bytes is not None:
+            fits = entries_that_fit(
+                policy.bytes, policy, geometry, tokens=state.logical_length, prefix=prefix,
+                state_bytes=state.state_bytes, growth=self.engine.growth,
+            )  # fmt: skip
+            return prefix, min(fits, n_body)
         per_head = entries_per_head(
             keep=policy.keep, entries=policy.entries, limit_bytes=policy.bytes, n_body=n_body, prefix=prefix,
             fixed_bytes=state.state_bytes + (self.engine.growth + GROWTH) * geometry.token_bytes,
@@ -258,7 +291,7 @@ class Session:
         state, geometry = self.state, self.engine.geometry
         full = state.logical_length * geometry.token_bytes
         kept = sum(slots.held_bytes for slots in state.slots)
-        entries = [list(heads) for heads in state.physical_lengths]
+        entries = [list(heads) for heads in state.fast_lengths]
         return SessionStats(
             logical_length=state.logical_length,
             physical_lengths=entries,
@@ -268,8 +301,9 @@ class Session:
             kv_bytes_slack=sum(slots.slack_bytes for slots in state.slots),
             kv_bytes_freed=full - kept,
             state_bytes=state.state_bytes,
-            sketch_bytes=0,
-            reservoir_bytes=0,
+            sketch_bytes=sum(slots.sketch_bytes for slots in state.paged),
+            staging_bytes=sum(slots.staging_bytes for slots in state.paged),
+            reservoir_bytes=sum(slots.reservoir_bytes for slots in state.paged),
             prefill_s=self.prefill_s,
             score_s=self.score_s,
             compact_s=self.compact_s,
@@ -366,7 +400,7 @@ def ask_together(
 def _answer(row: Generation, text: str) -> Answer:
     rate = row.steps / row.decode_s if row.steps and row.decode_s > 0 else 0.0
     timings = {"question_s": row.question_s, "decode_s": row.decode_s, "decode_tokens_per_s": rate}
-    return Answer(text, row.tokens, row.finish, timings, row.margin)
+    return Answer(text, row.tokens, row.finish, timings, row.margin, row.misses, row.fetches, row.moved_bytes)
 
 
 class _Pieces:

@@ -33,6 +33,8 @@ def check_runnable(engine: Any, arms: Sequence[Arm], chunk: int) -> None:
 
 
 def _check_policy(engine: Any, policy: Policy) -> None:
+    if policy.residency is not None:
+        engine.check_demotable()
     check_evictable(engine, policy)
     reads = reads_of(for_model(policy.scorer_method, engine))
     wanted_signals([name for name in reads if name not in DERIVED], engine)

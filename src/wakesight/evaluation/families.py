@@ -76,12 +76,21 @@ def first_named(scored: Scored, arguments: Mapping[str, Any]) -> str | None:
         return next((curve(facts_of(arm)) for arm in scored.arms if arm != WHOLE), None)
     methods, allocations, evicted = (read_names(arguments[name])[:1] for name in NAMED)
     try:
-        _, arm = make_arms(methods, allocations, [1.0], evicted=evicted)
+        _, arm = make_arms(
+            methods, allocations, [1.0], evicted=evicted, unit=read_names(arguments.get("unit") or "entry")[0],
+            page_size=arguments.get("page_size") or 16,
+        )  # fmt: skip
     except RequestError:
         return None
-    return curve(facts_of(arm.id))
+    named = facts_of(arm.id)
+    if named.mode != "demote":
+        return curve(named)
+    wanted = (named.method, named.allocation, named.mode)
+    found = (one for one in map(facts_of, scored.arms) if (one.method, one.allocation, one.mode) == wanted)
+    return next(map(curve, found), None)  # how an arm demotes is in its own name
 
 
 def curve(arm: ArmFacts) -> str:
-    """An arm without its fraction: method, allocation and mode."""
-    return f"{arm.method}/{arm.allocation}/{arm.evicted}"
+    """An arm without its fraction: method, allocation, page and mode."""
+    page = f"/page{arm.page}" if arm.page else ""
+    return f"{arm.method}/{arm.allocation}{page}/{arm.evicted}"

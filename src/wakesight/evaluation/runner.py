@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from wakesight.budget.rounding import keep_to_count
 from wakesight.core import KeptSet
 from wakesight.engines.base import Generation
 from wakesight.engines.session import Session
@@ -32,6 +33,7 @@ from wakesight.evaluation.pieces import pieces
 from wakesight.evaluation.problems import reason_to_skip
 from wakesight.evaluation.records import Records, Row, locked, write_json, writing
 from wakesight.evaluation.suites.files import noting
+from wakesight.policy import Policy
 
 Grade = Callable[..., float]  # graders.grade
 HELD_CHARACTERS = 10**8  # of contexts that are kept in memory once they are made
@@ -284,6 +286,8 @@ def _groups(plan: Plan, whole: Session) -> list[list[Arm]]:
     held = 0.0
     for arm in plan.arms:
         size = 0.0 if arm.policy is None else stats.kv_bytes_full * (arm.policy.keep or 1) + stats.kv_bytes_slack
+        if arm.policy is not None and arm.policy.evicted == "demote":
+            size += stats.kv_bytes_full  # its reservoir
         if groups[-1] and (len(groups[-1]) == plan.rows or held + size > plan.held_bytes):
             groups.append([])
             held = 0.0
@@ -307,7 +311,7 @@ class _Children:
                 continue
             start = time.perf_counter()
             try:
-                child = whole.compact(arm.policy)
+                child = whole.compact(sized(arm, whole))
             except Exception as error:
                 self.failed[arm.id] = reason_to_skip(error, "compacting", arm.policy)
                 continue
@@ -324,6 +328,22 @@ class _Children:
         for session in self.sessions.values():
             if session is not self.whole:
                 session.close()
+
+
+def sized(arm: Arm, whole: Session) -> Policy:
+    """The arm's policy. Where it must match in bytes, its size is what an arm that drops at the same kept fraction
+    holds, flat, and the recurrent states, which both share.
+
+    Raises RequestError if that is too little for a single page per head.
+    """
+    policy = arm.policy
+    assert policy is not None
+    if arm.match == "entries" or policy.keep is None:
+        return policy
+    state, geometry = whole.state, whole.engine.geometry
+    prefix = state.prefix if policy.protect is None else policy.protect
+    held = prefix + keep_to_count(policy.keep, state.logical_length - prefix)
+    return policy.at(bytes=held * geometry.token_bytes + state.state_bytes)
 
 
 def _check_counts(arms: Sequence[Arm], rows: Sequence[Row]) -> None:
@@ -455,6 +475,9 @@ def _row(
         kept_per_layer=[sum(heads) for heads in stats.kept_entries],
         kv_bytes_full=stats.kv_bytes_full,
         kv_bytes_kept=stats.kv_bytes_kept,
+        sketch_bytes=stats.sketch_bytes,
+        reservoir_bytes=stats.reservoir_bytes,
+        match=arm.match,
         state_bytes=stats.state_bytes,
         grades={name: round(value, 9) for name, value in grades.items()},
         seconds={"prefill": stats.prefill_s, "score": stats.score_s, "compact": stats.compact_s},
@@ -464,6 +487,9 @@ def _row(
             output=plan.engine.decode(made.tokens),
             output_ids=list(made.tokens),
             finish=made.finish,
+            misses=made.misses,
+            fetches=made.fetches,
+            moved_bytes=made.moved_bytes,
             margin=None if made.margin == float("inf") else round(made.margin, 6),
         )
         row["seconds"].update(question=made.question_s, decode=made.decode_s)

@@ -16,10 +16,9 @@ from torch import Tensor
 from wakesight.arguments import chunk_size, shown, whole_number
 from wakesight.cache.state import SessionState
 from wakesight.core import Signals
-from wakesight.engines.base import Engine, Followed
+from wakesight.engines.base import Asked, Engine, Followed
 from wakesight.engines.session import Session
 from wakesight.errors import RequestError, WakesightError, WorkError
-from wakesight.learning.decoding import Asked
 from wakesight.learning.documents import Document
 from wakesight.learning.folder import check_target, locked, make_folder, open_folder, record_skipped
 from wakesight.learning.influence import Removal, influence_and_outputs

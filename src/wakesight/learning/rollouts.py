@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 from collections.abc import Sequence
 from typing import Any
 
+from wakesight.engines.base import Asked
 from wakesight.errors import WakesightError
-from wakesight.learning.decoding import Asked, drawn_together, possible
 
 
 def document_seed(seed: int, document: str) -> int:
@@ -26,15 +25,11 @@ def rollouts(
     whose attention could be looked at. What one context cannot do is its own error, in its place.
     Source: GateSight, section on utility (M = 4, up to 128 tokens).
     """
-    side_by_side = [one for one in asked if possible(engine, one, tokens)]
-    made: dict[int, list[list[int]]] = {}
-    with contextlib.suppress(WakesightError):  # whose fault it was shows below
-        drawn = drawn_together(engine, side_by_side, count=count, tokens=tokens, past_end=past_end)
-        made = {id(one): rows for one, rows in zip(side_by_side, drawn, strict=True)}
+    together = engine.sample_together(asked, count, tokens, past_end)
     found: list[list[list[int]] | WakesightError] = []
-    for one in asked:
+    for one, drawn in zip(asked, together, strict=True):
         try:
-            rows = made.get(id(one)) or engine.sample(one.state, one.after, count, tokens, one.seed, past_end)
+            rows = drawn or engine.sample(one.state, one.after, count, tokens, one.seed, past_end)
             found.append([list(ids) for ids in dict.fromkeys(tuple(row) for row in rows) if ids])
         except WakesightError as error:
             found.append(error)

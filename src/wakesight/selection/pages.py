@@ -98,6 +98,32 @@ def snap(budget: Budget, ranking: Ranking, page_size: int) -> Budget:
     return Budget(tuple(tuple(heads) for heads in counts))
 
 
+def whole_pages(budget: Budget, page_size: int) -> list[int]:
+    """Pages per layer, the same for all its heads and at least one, for a session that demotes.
+
+    A layer gets its mean entries per head in whole pages. The entries that are left over in all layers together buy one
+    more page for every head of the layers with the largest remainder (ties to the lower layer) while they last. What a
+    layer without a page gets is taken from the one with most (ties to the higher layer); so the total of entries never
+    rises, unless not even one page for each fits.
+    """
+    totals = [sum(heads) for heads in budget.counts]
+    costs = [len(heads) * page_size for heads in budget.counts]
+    pages = [total // cost for total, cost in zip(totals, costs, strict=True)]
+    remainders = [total - count * cost for total, count, cost in zip(totals, pages, costs, strict=True)]
+    left = sum(remainders)
+    for layer in sorted(range(len(pages)), key=lambda layer: (-remainders[layer] / costs[layer], layer)):
+        if remainders[layer] and costs[layer] <= left:
+            pages[layer] += 1
+            left -= costs[layer]
+    for layer in (layer for layer, count in enumerate(pages) if not count):
+        pages[layer], left = 1, left - costs[layer]
+        while left < 0 and max(pages) > 1:
+            most = max(range(len(pages)), key=lambda at: (pages[at], at))
+            pages[most] -= 1
+            left += costs[most]
+    return pages
+
+
 def _steps(order: Tensor, held: Sequence[int], page_size: int) -> list[list[int]]:
     """Per head the counts that are whole pages of its ranking, from 0 to all that it holds, ascending."""
     pages = order // page_size

@@ -28,9 +28,9 @@ from wakesight.cache.pool import Pool
 from wakesight.cache.slots import Slots
 from wakesight.cache.state import SessionState
 from wakesight.core import LayerIndex, ModelGeometry
-from wakesight.engines.base import Followed, Generation, StateShape, Thinking
+from wakesight.engines.base import Asked, Followed, Generation, StateShape, Thinking
 from wakesight.engines.batch import SessionBatch
-from wakesight.engines.hf import compat
+from wakesight.engines.hf import branching, compat
 from wakesight.engines.hf.attach import attach, check_finite, forward_keywords, left_pads
 from wakesight.engines.hf.cache import SessionCache
 from wakesight.engines.hf.closing import NextTokens, closing, foretold
@@ -43,7 +43,7 @@ from wakesight.engines.hf.sampling import Sampling, draw
 from wakesight.engines.probe import Instruction, Overhearing
 from wakesight.engines.recording import OVERHEARD, WINDOW, Recording, wanted_signals
 from wakesight.engines.session import Session
-from wakesight.errors import RequestError, WorkError, is_out_of_memory
+from wakesight.errors import RequestError, WakesightError, WorkError, is_out_of_memory
 from wakesight.estimator.artifact import Artifact
 from wakesight.models.chat import Frame, chat_frame, encode_plain, encode_template, plain_frame
 from wakesight.models.fingerprint import fingerprint
@@ -220,10 +220,14 @@ class HFEngine:
         self.check_extension(state, tokens)
         held = state.physical_lengths
         try:
-            return self._read(state, tokens, recording.continued(state), chunk, None)
+            return self._read(state, tokens, self._continued(recording, state), chunk, None)
         except BaseException as error:
             state.truncate(held)
             raise _explained(error, "append") from error
+
+    def _continued(self, recording: Recording, state: SessionState) -> Recording:
+        """Ready to hear what comes next; of a demoted state nothing is heard, because it is not compacted again."""
+        return self.recording(recording.window, ()) if state.demoted else recording.continued(state)
 
     def check_extension(self, state: SessionState, tokens: Sequence[int]) -> None:
         """Raise the RequestError that `extend` would, before anything is read."""
@@ -239,7 +243,7 @@ class HFEngine:
         """Run the decoder over `tokens` behind `state`; the state changes only once all of them are read."""
         cache = self.continuing([state])
         for layer, recorder in zip(cache.attention, recording.layers, strict=True):
-            layer.recorder = recorder
+            layer.recorder = None if state.demoted else recorder
         before = state.logical_length
         ids = torch.tensor([list(tokens)], device=self.device)
         start = 0
@@ -268,6 +272,7 @@ class HFEngine:
         """
         if self.only_whole is not None:
             raise RequestError(f"no extra pass can be watched on {self.name}: {self.only_whole}")
+        _check_in_place(state, "watched")
         tokens, chunk = self._checked_ids(tokens), chunk_size(chunk)
         self._check_pass(state, tokens, len(taps))
         held, before = state.physical_lengths, state.logical_length
@@ -294,6 +299,7 @@ class HFEngine:
         """
         if self.only_whole is not None:
             raise RequestError(f"no decoding can be watched on {self.name}: {self.only_whole}")
+        _check_in_place(state, "watched")
         self._check_pass(state, self._checked_ids([token]), len(taps))
         held, position = state.physical_lengths, state.logical_length
         try:
@@ -370,7 +376,7 @@ class HFEngine:
         self, states: Sequence[SessionState], questions: Sequence[Sequence[int]], wanted: int,
         on_token: Callable[[int], None] | None, thinking: Thinking | None,
     ) -> list[Generation]:  # fmt: skip
-        caches, answers = [], []
+        caches, answers, before = [], [], [state.traffic for state in states]
         for state, tokens in zip(states, questions, strict=True):
             start = time.perf_counter()
             cache = self.continuing([state])
@@ -384,7 +390,14 @@ class HFEngine:
         start = time.perf_counter()
         self._decode(caches, answers)
         seconds = time.perf_counter() - start
-        return [Generation(tuple(a.made), a.finish or "eos", a.question_s, seconds, a.steps, a.margin) for a in answers]
+        moved = [state.traffic - already for state, already in zip(states, before, strict=True)]
+        return [
+            Generation(
+                tuple(a.made), a.finish or "eos", a.question_s, seconds, a.steps, a.margin, t.misses, t.fetches,
+                t.moved_bytes,
+            )
+            for a, t in zip(answers, moved, strict=True)
+        ]  # fmt: skip
 
     def _decode(self, caches: list[SessionCache], answers: Sequence[Answering]) -> None:
         """One token per row and step; a row that is done leaves the batch."""
@@ -475,6 +488,22 @@ class HFEngine:
                     input_ids=ids, logits_to_keep=1, **forward_keywords(self.model, cache)
                 ).logits[:, -1]  # fmt: skip
 
+    def sample_together(
+        self, asked: Sequence[Asked], count: int, max_new_tokens: int, past_end: bool = False
+    ) -> list[list[list[int]] | None]:
+        """What `sample` draws for each context, drawn as one batch; the states are left bit for bit as they were.
+
+        None where a context must be drawn alone, as on a GPU (`engines/hf/branching.py` says which), and for all if
+        the batch failed: whose fault it was is for `sample` to say.
+        """
+        fit = [one for one in asked if branching.possible(self, one, max_new_tokens)]
+        try:
+            drawn = branching.drawn_together(self, fit, count=count, tokens=max_new_tokens, past_end=past_end)
+        except WakesightError:
+            return [None for _ in asked]
+        made = {id(one): rows for one, rows in zip(fit, drawn, strict=True)}
+        return [made.get(id(one)) for one in asked]
+
     def follow(self, state: SessionState, tokens: Sequence[int]) -> tuple[Followed, ...]:
         """Read `tokens` behind `state` for once; what every attention layer did with them. The state is left as it was.
 
@@ -482,6 +511,7 @@ class HFEngine:
         many, and for models whose entries have no keys and values of their own; WorkError on lack of memory.
         """
         self._check_plain()
+        _check_in_place(state, "followed")
         tokens = self._checked_ids(tokens)
         self._check_question(state, tokens)
         held = state.physical_lengths
@@ -611,6 +641,12 @@ class HFEngine:
             if tokens <= limit or moving:
                 return min(limit, self.geometry.max_positions)
         return self.geometry.max_positions
+
+    def check_demotable(self) -> None:
+        """Raise the RequestError of a model whose pages cannot be demoted, by name."""
+        why = "it stores latent keys, one head for all queries" if self._latent else self.only_whole
+        if why is not None:
+            raise RequestError(f"pages of {self.name} cannot be demoted: {why}; use --evicted drop")
 
     def recording(self, window: int, record: tuple[str, ...]) -> Recording:
         """Fresh recorders for all attention layers: the last `window` queries, and the signals of `record`."""
@@ -779,6 +815,14 @@ def _state_shapes(layers: Sequence[Any]) -> dict[str, StateShape]:
                 shape = (tensor.shape[1], None, tensor.shape[3])
                 shapes[f"{index}/window.{name}"] = (shape, tensor.dtype, tensor.device)
     return shapes
+
+
+def _check_in_place(state: SessionState, what: str) -> None:
+    if state.demoted:
+        raise RequestError(
+            f"a demoted session cannot be {what}: its entries are not in one piece; take the whole session, "
+            "or one compacted with --evicted drop"
+        )
 
 
 def _explained(error: BaseException, work: str) -> BaseException:

@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin, LinearAttentionAndFullAttentionLayer, LinearAttentionLayer
 
-from wakesight.cache.compaction.gather import copy
+from wakesight.cache.residency.paged import PagedSlots
 from wakesight.cache.slots import GROWTH, Slots
+from wakesight.cache.state import copied
 from wakesight.engines.hf import compat
 from wakesight.engines.hf.latent import absorbed, as_stored
 from wakesight.engines.probe import Overhearing
@@ -91,7 +92,7 @@ class OwnLayer(CacheLayerMixin):
 
 
 class SlotLayer(OwnLayer):
-    """Full attention over `Slots`, one per row.
+    """Full attention over `Slots`, one per row; a demoted row's `PagedSlots` choose for themselves what is read.
 
     latent: the model stores compressed keys (MLA) and expands them after `update`, which therefore returns
     every row's latents, padded to the longest.
@@ -119,6 +120,10 @@ class SlotLayer(OwnLayer):
         self, row: int, module: Any, query: Tensor, key: Tensor, value: Tensor, scaling: float, kernel: Kernel
     ) -> Tensor:
         slots = self.rows[row]
+        if isinstance(slots, PagedSlots):
+            if self.recorder is not None:
+                raise RuntimeError("a demoted layer cannot be recorded: its keys are not in one piece")
+            return slots.attend(query, scaling, kernel)
         if self.recorder is not None:
             queries, keys = (absorbed if self.latent else as_stored)(module, query[0], slots)
             self.recorder.hear(queries, keys, self.seen[row] - query.shape[2], scaling)
@@ -140,6 +145,11 @@ class SlotLayer(OwnLayer):
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Row i continues as row beam_idx[i]; rows are copies of each other up to `forked`, so only tails move."""
         moves = [(to, source) for to, source in enumerate(beam_idx.tolist()) if to != source]
+        if moves and any(isinstance(slots, PagedSlots) for slots in self.rows):
+            raise RequestError(
+                "the beams of a demoted session cannot change places, since each has a reservoir of its own; "
+                "generate with num_beams=1, or compact with --evicted drop"
+            )
         tails = {to: tail(self.rows[source], self.forked[source]) for to, source in moves}
         for to, source in moves:
             self.rows[to].truncate(self.forked[to])
@@ -150,7 +160,7 @@ class SlotLayer(OwnLayer):
         """Give every repeated row storage of its own."""
         owned: list[Slots] = []
         for slots in self.rows:
-            owned.append(copy(slots, GROWTH) if any(slots is other for other in owned) else slots)
+            owned.append(copied(slots, GROWTH) if any(slots is other for other in owned) else slots)
         self.rows, self.forked = owned, [slots.lengths for slots in owned]
 
 

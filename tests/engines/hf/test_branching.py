@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from wakesight.engines.base import Asked
+from wakesight.engines.hf.branching import Branches, drawn_together, possible
 from wakesight.engines.hf.layers import SlotLayer
-from wakesight.learning.decoding import Asked, Branches, drawn_together, possible
 from wakesight.learning.rollouts import rollouts
 from wakesight.testing import tiny
 

@@ -14,28 +14,18 @@ It is for models of plain attention and recurrent layers on a CPU (`possible`); 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from wakesight.cache.slots import Slots
-from wakesight.cache.state import SessionState
+from wakesight.engines.base import Asked
 from wakesight.engines.hf import compat
 from wakesight.engines.hf.attach import forward_keywords
 from wakesight.engines.hf.cache import SessionCache
 from wakesight.engines.hf.layers import Kernel, OwnLayer, SlotLayer
 from wakesight.engines.hf.sampling import Sampling, draw
-
-
-@dataclass(frozen=True, eq=False)
-class Asked:
-    """A context to be continued behind `after` (at least one id), with a generator of its own."""
-
-    state: SessionState
-    after: Sequence[int]
-    seed: int
 
 
 def possible(engine: Any, one: Asked, tokens: int) -> bool:
