@@ -147,11 +147,30 @@ def test_a_first_set_needs_prompt_attention(tmp_path):
         invoke("--traces", folder, "--policies", "reactive:snapkv")
 
 
+def test_a_first_set_comes_from_logged_scores(tmp_path):
+    from dataclasses import replace
+
+    scores = np.zeros((2, 1, 200), np.float32)
+    scores[:, :, 32:48] = 1  # page 2 is in the first set of one page
+    blank = np.zeros((40, 2, 2, 6))  # nothing is wanted, so what is resident is the first set
+    one = replace(
+        trace(0),
+        topk_idx=blank.astype(np.int32) - 1,
+        topk_val=blank.astype(np.float32),
+        prompt_scores={"keydiff": scores},
+    )
+    folder = written(tmp_path / "run", one)
+    rows = json.loads(
+        invoke("--traces", folder, "--policies", "reactive,reactive:keydiff", "--budgets", "1", "--json").stdout
+    )["rows"]
+    assert [row["mean_resident_pages"] for row in rows] == [0, 4]
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
         (["--policies", "lru"], "unknown residency policy"),
-        (["--policies", "reactive:keydiff"], "type reactive:snapkv"),
+        (["--policies", "reactive:keydiff"], "no scores of 'keydiff' .*, but of: snapkv; .*--scorers keydiff"),
         (["--policies", "evict,evict"], "twice"),
         (["--policies", ""], "no policy"),
         (["--budgets", "8,x"], "write 8,16,32"),

@@ -27,6 +27,7 @@ def test_every_name_gives_its_policy_with_the_defaults():
         ("reactive:snapkv,first_touch=miss", Reactive("snapkv", "miss")),
         ("reactive:first_touch=miss", Reactive(first_touch="miss")),
         ("arc:snapkv", Arc(start="snapkv")),
+        ("reactive:keydiff", Reactive(start="keydiff")),
     ],
 )
 def test_settings_follow_a_colon(spec, policy):
@@ -38,7 +39,7 @@ def test_settings_follow_a_colon(spec, policy):
     [
         ("lru", "unknown residency policy 'lru'"),
         ("frozn", "did you mean 'frozen'"),
-        ("reactive:keydiff", "type reactive:snapkv"),
+        ("reactive:keydif", "did you mean 'keydiff'"),
         ("rkv:keydiff", "has no setting 'keydiff'"),
         ("rkv:buffer=0", "buffer=0"),
         ("reactive:first_touch=sometimes", "free, miss"),

@@ -8,9 +8,10 @@ from wakesight.traces.schema import Trace
 
 
 def small_trace(
-    seed=0, steps=9, layers=2, heads=4, kv_heads=(2, 4), prompt=37, top=8, mass=True, dtype="float32", name="small"
-) -> Trace:
-    """Rows with distinct positions by falling weight, some of them short."""
+    seed=0, steps=9, layers=2, heads=4, kv_heads=(2, 4), prompt=37, top=8, mass=True, dtype="float32", name="small",
+    scored=0,
+) -> Trace:  # fmt: skip
+    """Rows with distinct positions by falling weight, some of them short. scored: prompt positions with scores."""
     rng = np.random.default_rng(seed)
     ctx_len = prompt + np.arange(steps, dtype=np.int32)
     idx = np.full((steps, layers, heads, top), -1, np.int32)
@@ -31,5 +32,6 @@ def small_trace(
         needle_spans=((5, 9),),
         kv_heads=kv_heads,
         prompt_mass=rng.random((layers, heads, prompt), np.float32) if mass else None,
+        prompt_scores={"keydiff": rng.normal(size=(layers, max(kv_heads), scored)).astype("f4")} if scored else {},
         meta={"model": "none", "regime": "niah", "seed": seed},
     )

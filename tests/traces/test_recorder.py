@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from wakesight.errors import RequestError
+from wakesight.policy import Policy
 from wakesight.testing import tiny
 from wakesight.traces.recorder import Options, record, stacked
 from wakesight.traces.regimes import Script, prompt_of
@@ -164,6 +165,26 @@ def test_meta_says_what_was_recorded(llama, tmp_path):
     assert meta["finish"] == "length"
     assert meta["reply"].startswith("It is")
     assert meta["retrieval"] == {"sinks": 4, "local": 32, "floor": 1e-6, "own": False}
+
+
+def test_scores_of_the_prompt_are_those_a_session_is_compacted_by(llama, tmp_path):
+    _, trace = recorded(llama, tmp_path / "run", scorers=("keydiff", "streaming"))
+
+    assert list(trace.prompt_scores) == ["keydiff", "streaming"]
+    tokens = prompt_of(llama, SCRIPT).tokens[:-1]
+    with (
+        llama.prefill(list(tokens)) as session,
+        session.compact(Policy(scorer="keydiff", entries=7, protect=0)) as small,
+    ):
+        for layer, heads in enumerate(small.kept.positions):
+            for head, kept in enumerate(heads):
+                best = np.argsort(-trace.prompt_scores["keydiff"][layer, head], kind="stable")[:7]
+                assert sorted(best.tolist()) == kept.tolist()
+
+
+def test_a_scorer_with_a_pass_of_its_own_is_refused():
+    with pytest.raises(RequestError, match="--scorers kvzip makes a pass of its own"):
+        Options(scorers=("kvzip",))
 
 
 def test_half_precision_weights_are_those_rounded(llama, tmp_path):

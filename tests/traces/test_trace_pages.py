@@ -93,6 +93,25 @@ def test_prompt_scores_pool_over_seven_positions_then_sum_by_page():
             unit += 1
 
 
+@pytest.mark.parametrize("kind", ["query_head", "kv_head"])
+def test_a_start_ranks_pages_by_their_best_entry(kind):
+    trace = small_trace(prompt=37, scored=32)
+
+    wants = wants_of(trace, 8, kind)
+
+    unit = 0
+    for layer, groups in enumerate(trace.kv_heads):
+        units = trace.query_heads if kind == "query_head" else groups
+        for head in range(units):
+            scores = trace.prompt_scores["keydiff"][layer, head * groups // units]
+            best = [max(scores[first : first + 8]) for first in range(0, 32, 8)]
+            order = sorted(range(4), key=lambda page: -best[page])
+            assert np.argsort(-wants.starts["keydiff"][unit], kind="stable").tolist() == [*order, 4]  # 4: no score
+            unit += 1
+    assert unit == wants.units
+    assert all((ranks >= 0).all() for ranks in wants.starts.values())
+
+
 def test_without_prompt_attention_the_first_step_scores_the_prompt():
     trace = small_trace(mass=False)
 

@@ -36,6 +36,11 @@ def test_a_good_trace_passes_unchanged():
         ),
         ({"tokens": np.zeros(9, np.float32)}, "tokens has the dtype float32; it must hold whole numbers"),
         ({"prompt_mass": np.zeros((2, 4, 36), np.float32)}, r"prompt_mass has the shape .* must have \[2, 4, 37\]"),
+        (
+            {"prompt_scores": {"keydiff": np.zeros((2, 3, 37), np.float32)}},
+            r"prompt_scores\['keydiff'\] has the shape \[2, 3, 37\]; it must have \[2, 4, 37\]",
+        ),
+        ({"prompt_scores": {"keydiff": np.full((2, 4, 37), np.nan, np.float32)}}, "a score that is not finite"),
         ({"kv_heads": (2, 3)}, r"kv_heads=\[2, 3\] does not fit 2 layers of 4 query heads"),
         ({"kv_heads": (2,)}, r"kv_heads=\[2\] does not fit"),
         ({"page_size": 0}, "page_size=0"),

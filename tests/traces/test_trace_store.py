@@ -36,6 +36,8 @@ def same(read, written):
         assert np.array_equal(np.asarray(getattr(read, name)), getattr(written, name)), name
         assert getattr(read, name).dtype == getattr(written, name).dtype, name
     assert np.array_equal(read.prompt_mass, written.prompt_mass) or read.prompt_mass is written.prompt_mass is None
+    assert read.prompt_scores.keys() == written.prompt_scores.keys()
+    assert all(np.array_equal(read.prompt_scores[name], scores) for name, scores in written.prompt_scores.items())
     for name in ("name", "prompt_len", "kv_heads", "page_size"):
         assert getattr(read, name) == getattr(written, name), name
     assert list(read.needle_spans) == list(written.needle_spans)
@@ -45,7 +47,7 @@ def same(read, written):
 @pytest.mark.parametrize("steps", [1, 4, 9])
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_a_trace_comes_back_as_it_was(tmp_path, chunks_of_four, steps, dtype):
-    trace = small_trace(steps=steps, dtype=dtype)
+    trace = small_trace(steps=steps, dtype=dtype, scored=36)
 
     traces = load_traces(recorded(tmp_path / "run", trace))
 
@@ -76,6 +78,18 @@ def test_stored_rows_index_as_arrays_do(tmp_path, chunks_of_four, key):
     read = load_traces(recorded(tmp_path / "run", trace))[0]
 
     assert np.array_equal(read.topk_idx[key], trace.topk_idx[key])
+
+
+def test_damaged_scores_are_named_and_left_out(tmp_path):
+    folder = recorded(tmp_path / "run", small_trace(scored=36))
+    (chunk,) = (file for file in (folder / "small" / "scores-keydiff" / "c").rglob("*") if file.is_file())
+    chunk.write_bytes(chunk.read_bytes()[:-1])
+
+    trace, damage = load_traces(folder).open("small")
+
+    assert dict(trace.prompt_scores) == {}
+    assert trace.steps == 9
+    assert damage == [Damage("small", "scores-keydiff", 0, 0, "the chunk's checksum is wrong")]
 
 
 def test_stored_rows_take_part_in_arithmetic(tmp_path, chunks_of_four):

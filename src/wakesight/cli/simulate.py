@@ -51,8 +51,9 @@ def command(
     """Misses, memory, transfers and stall time of residency policies on recorded page wants.
 
     Policies: full, reactive, evict, frozen, frozen_tail, snapkv, rkv, reasonalloc, belady, arc. Settings follow a
-    colon (rkv:buffer=8); reactive:snapkv starts from the pages that SnapKV would keep. A miss is a wanted page that
-    is not resident; a page's first want is free where it has just been written (see docs/glossary.md).
+    colon (rkv:buffer=8); reactive:snapkv starts from the pages that SnapKV would keep, reactive:keydiff from those of
+    any scorer whose scores of the prompt were recorded. A miss is a wanted page that is not resident; a page's first
+    want is free where it has just been written (see docs/glossary.md).
 
     \b
     wakesight simulate --traces sample:niah --policies full,reactive,evict,belady --budgets 8,16,32

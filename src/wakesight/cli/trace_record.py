@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 @click.option("--new-tokens", type=int, default=None, help="Longest answer. [128; reasoning: 2048]")
 @click.option("--past-end", is_flag=True, help="Go on where the model ends its answer.")
 @click.option("--no-chat", is_flag=True, help="Plain text, without the chat template.")
+@click.option("--scorers", default="keydiff", show_default=True, help="Whose scores of the prompt are logged.")
 @click.option("--half", is_flag=True, help="Store weights as float16: smaller, and some become equal.")
 @click.option("--resume", is_flag=True, help="Go on with a recording that was stopped.")
 @click.option("--chunk", type=int, default=512, show_default=True, help="Prompt tokens per step.")
@@ -33,8 +34,8 @@ if TYPE_CHECKING:
 @shared_options
 def command(
     model: str, regime: str, out: str, length: int | None, depths: str | None, seeds: int, seed: int,
-    new_tokens: int | None, past_end: bool, no_chat: bool, half: bool, resume: bool, chunk: int, device: str | None,
-    dtype: str | None, as_json: bool,
+    new_tokens: int | None, past_end: bool, no_chat: bool, scorers: str, half: bool, resume: bool, chunk: int,
+    device: str | None, dtype: str | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Record one trace per text: the model answers greedily, and every decode step is logged.
 
@@ -56,7 +57,9 @@ def command(
     from wakesight.traces.writing import writing
 
     settings = Settings(chat=not no_chat, **_given(regime, length, depths, seeds, seed))
-    options = Options(new_tokens, past_end, not no_chat, chunk, "float16" if half else "float32")
+    options = Options(
+        new_tokens, past_end, not no_chat, chunk, "float16" if half else "float32", tuple(read_names(scorers))
+    )
     needed("zarr", "writing traces")
     engine = load(model, device=device, dtype=dtype)
     plan = scripts(settings, engine, (English(), Closed()))
@@ -64,6 +67,7 @@ def command(
         "fingerprint": engine.weights_fingerprint(), "dtype": str(engine.dtype).removeprefix("torch."),
         "regime": regime, "length": settings.length, "depths": list(settings.depths), "seeds": list(settings.seeds),
         "new_tokens": new_tokens, "past_end": past_end, "chat": not no_chat, "half": half,
+        "scorers": list(options.scorers),
     }  # fmt: skip
     about = {"fingerprint": asked["fingerprint"], "dtype": asked["dtype"], "versions": versions(), "commit": commit()}
     start, made, before = time.perf_counter(), [], 0

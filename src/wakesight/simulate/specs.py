@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from wakesight.cache.residency.policies import Policy
-from wakesight.errors import RequestError
 from wakesight.registry import resolve
+from wakesight.scores.table import scorer as scorer_of
 
 _HOME = "wakesight.cache.residency.policies:"
 POLICIES = {
@@ -19,7 +19,6 @@ POLICIES = {
     "belady": _HOME + "Belady",
     "arc": _HOME + "Arc",
 }
-STARTS = ("snapkv",)  # what a trace can score prompt pages by: the attention of the prompt's last queries
 STARTING = ("reactive", "evict", "belady", "arc")
 
 
@@ -31,9 +30,6 @@ def policy_of(spec: str) -> Policy:
         rest = f"start={start}" + (f",{settings}" if settings else "")
     policy: Policy = resolve(f"{name}:{rest}" if rest else name, POLICIES, "residency policy")
     chosen = getattr(policy, "start", "")
-    if chosen and chosen not in STARTS:
-        raise RequestError(
-            f"{spec} asks {chosen!r} for the first resident set, but a trace holds no scores of it; "
-            f"type {name}:{STARTS[0]}, which ranks pages by the prompt's attention"
-        )
+    if chosen:
+        scorer_of(chosen)  # whether a trace holds its scores, only the trace can say
     return policy

@@ -10,16 +10,20 @@ import numpy as np
 from wakesight.cache.residency import policies
 from wakesight.cache.residency.base import Step, top_pages
 from wakesight.cache.residency.policies import At, Belady, BodyName, Frozen, Policy, Setting
+from wakesight.errors import RequestError
 from wakesight.simulate import offline
 from wakesight.simulate.tally import Tally
 from wakesight.traces.pages import PageWants
+
+PROMPT_ATTENTION = "snapkv"  # the scorer whose scores of prompt pages are in `PageWants.prompt_scores`
 
 
 def setting_for(policy: Policy, wants: PageWants, budget: int) -> Setting:
     """What `policy` knows of a trace beforehand."""
     layers = tuple(np.flatnonzero(wants.layer_of == layer) for layer in np.unique(wants.layer_of))
     unstable = offline.unstable_units(wants, policy.unstable) if isinstance(policy, Frozen) else None
-    first = top_pages(wants.prompt_scores, wants.prompt_pages) if getattr(policy, "start", "") else None
+    start = getattr(policy, "start", "")
+    first = top_pages(start_scores(wants, start), wants.prompt_pages) if start else None
     return Setting(
         units=wants.units,
         pages=offline.page_count(wants),
@@ -30,6 +34,22 @@ def setting_for(policy: Policy, wants: PageWants, budget: int) -> Setting:
         prompt_scores=wants.prompt_scores,
         unstable=unstable,
     )
+
+
+def start_scores(wants: PageWants, scorer: str) -> np.ndarray:
+    """float32 [unit, prompt page] by which a first resident set is taken; snapkv's come from prompt attention.
+
+    Raises RequestError for a scorer whose scores were not logged.
+    """
+    if scorer == PROMPT_ATTENTION:
+        return wants.prompt_scores
+    if scorer not in wants.starts:
+        logged = ", ".join([PROMPT_ATTENTION, *wants.starts])
+        raise RequestError(
+            f"the run {wants.name} holds no scores of {scorer!r} for a first resident set, but of: {logged}; take one "
+            f"of these, or record the run with --scorers {scorer}"
+        )
+    return wants.starts[scorer]
 
 
 def begin(policy: Policy, wants: PageWants, setting: Setting) -> Any:

@@ -13,6 +13,7 @@ from wakesight.errors import RequestError
 from wakesight.simulate import whole_runs
 from wakesight.simulate.costs import CostModel
 from wakesight.simulate.specs import policy_of
+from wakesight.simulate.stepping import PROMPT_ATTENTION, start_scores
 from wakesight.simulate.tally import Tally, row
 from wakesight.traces.pages import PageWants
 
@@ -105,7 +106,10 @@ def _budgets(policy: Policy, run: Run, budgets: Sequence[int]) -> dict[int, Tall
 
 def _check_start(run: Run, policies: dict[str, Policy]) -> None:
     for spec, policy in policies.items():
-        if getattr(policy, "start", "") and not run.prompt_attention:
+        start = getattr(policy, "start", "")
+        if start and start != PROMPT_ATTENTION:
+            start_scores(run.wants, start)  # raises where it was not logged
+        elif start and not run.prompt_attention:
             raise RequestError(
                 f"{spec} needs the prompt's attention, which the run {run.name} has not logged; leave the policy out, "
                 "or record the run with prompt_mass"

@@ -46,7 +46,7 @@ def from_arrays(arrays: Arrays, name: str) -> Trace:
     if unknown := [key for key in arrays if key not in known]:
         hint = did_you_mean(unknown[0], known)
         raise RequestError(f"the trace {name} has an unknown array {unknown[0]!r}{hint}; known: {', '.join(known)}")
-    steps = {key: _step_array(arrays[key], key, name) for key in STEP_ARRAYS}
+    steps: dict[str, Any] = {key: _step_array(arrays[key], key, name) for key in STEP_ARRAYS}
     mass = arrays.get("prompt_mass")
     spans = _whole(arrays.get("needle_spans", np.zeros((0, 2), int)), "needle_spans", name)
     if spans.ndim != 2 or spans.shape[1] != 2:

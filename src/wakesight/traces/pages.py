@@ -6,7 +6,7 @@ page scores); the KV-head union is ours.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
@@ -31,6 +31,7 @@ class PageWants:
     Within a step by rising weight, then by rising page id: the last is the step's most recent.
     pages_in_context: int32 [S]. layer_of: int32 [U]. prompt_pages: ceil(prompt_len / page_size).
     prompt_scores: float32 [U, prompt_pages], what the end of the prompt says of each prompt page.
+    starts: by scorer, float32 [U, prompt_pages], how each prompt page ranks in its unit: 0 for the least.
     """
 
     offsets: NDArray[np.int64]
@@ -46,6 +47,7 @@ class PageWants:
     unit: Unit = "query_head"
     name: str = ""
     step_numbers: NDArray[np.int32] | None = field(default=None, repr=False)
+    starts: Mapping[str, NDArray[np.float32]] = field(default_factory=dict, repr=False)
 
     def at(self, unit: int, step: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
         """(pages, weights) that `unit` wanted at `step`."""
@@ -85,6 +87,7 @@ def wants_of(
         unit=unit,
         name=trace.name,
         step_numbers=trace.step,
+        starts={name: _start(trace, name, chosen, heads, page_size) for name in trace.prompt_scores},
     )
     return wants if trace.prompt_mass is not None else replace(wants, prompt_scores=_first_step_scores(wants))
 
@@ -158,6 +161,31 @@ def _prompt_scores(trace: Trace, chosen: Sequence[int], heads: Sequence[int], pa
     padded = np.pad(pooled, ((0, 0), (0, pages * page_size - trace.prompt_len)))
     scores: NDArray[np.float32] = padded.reshape(len(padded), pages, page_size).sum(axis=2).astype(np.float32)
     return scores
+
+
+def _start(
+    trace: Trace, scorer: str, chosen: Sequence[int], heads: Sequence[int], page_size: int
+) -> NDArray[np.float32]:
+    """[unit, prompt page]: a page is worth its best entry, as in a compacted child; a page without a score comes last.
+
+    Ranks stand for scores: a first resident set needs no more, and numbers below 0 mean "no candidate" there.
+    """
+    pages = -(-trace.prompt_len // page_size)
+    scores = trace.prompt_scores[scorer]
+    padded = np.pad(scores, ((0, 0), (0, 0), (0, pages * page_size - scores.shape[2])), constant_values=-np.inf)
+    best = padded.reshape(*padded.shape[:2], pages, page_size).max(axis=-1)  # [layer, KV head, page]
+    by_unit = [
+        np.repeat(best[layer, : trace.kv_heads[layer]], units // trace.kv_heads[layer], axis=0)
+        for layer, units in zip(chosen, heads, strict=True)
+    ]
+    return _ranks(np.concatenate(by_unit))
+
+
+def _ranks(values: NDArray[np.float32]) -> NDArray[np.float32]:
+    """How many other values of the row are lower; equal ones rank alike."""
+    ordered = np.sort(values, axis=1)
+    ranks = [np.searchsorted(row, found) for row, found in zip(ordered, values, strict=True)]
+    return np.array(ranks, np.float32).reshape(values.shape)
 
 
 def _max_pooled(values: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -10,7 +10,7 @@ import contextlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 import torch
@@ -21,6 +21,8 @@ from wakesight.engines.base import Engine
 from wakesight.engines.recording import WINDOW as QUERY_WINDOW
 from wakesight.engines.session import Session
 from wakesight.errors import RequestError
+from wakesight.scores.base import Scorer, for_model, has_probe, score
+from wakesight.scores.table import scorer as scorer_of
 from wakesight.signals.chunk import Chunk
 from wakesight.signals.precision import working_dtype
 from wakesight.traces.regimes import NEW_TOKENS, Prompt, Script, prompt_of
@@ -34,6 +36,7 @@ class Options:
     """new_tokens: longest answer; None for the regime's own. past_end: go on behind an end-of-sequence id.
 
     chunk: prompt tokens per pass. val_dtype: how weights are stored; float16 halves a log and makes new ties.
+    scorers: whose scores of the prompt are logged, so that a simulated policy can start from them.
     """
 
     new_tokens: int | None = None
@@ -41,12 +44,16 @@ class Options:
     chat: bool = True
     chunk: int = 512
     val_dtype: str = "float32"
+    scorers: tuple[str, ...] = ("keydiff",)
     page_size: int = PAGE
     retrieval: Retrieval = field(default_factory=Retrieval)
 
     def __post_init__(self) -> None:
         if self.new_tokens is not None:
             whole_number(self.new_tokens, "--new-tokens", 1)
+        for name in self.scorers:
+            if has_probe(scorer_of(name)):
+                raise RequestError(f"--scorers {name} makes a pass of its own; take one that does not, as keydiff")
 
 
 @dataclass(frozen=True)
@@ -91,6 +98,8 @@ def record(
             prompt_len=len(prompt.tokens), kv_heads=engine.geometry.kv_heads, needle_spans=prompt.needles,
             page_size=options.page_size, val_dtype=options.val_dtype, meta=meta,
         )  # fmt: skip
+        for scorer in options.scorers:
+            writer.prompt_scores(scorer, _scored(session, scorer))
         start = time.perf_counter()
         made, finish = _decode(engine, session, prompt, script, writer, options, mass)
     said = engine.decode(made)
@@ -129,6 +138,17 @@ def _before_the_end(engine: Prefills, prompt: Prompt, chunk: int) -> Iterator[tu
                 recorder.guests = (tap,)
             session.append(tokens[first:-1], chunk=chunk)
         yield session, mass
+
+
+def _scored(session: Session, scorer: str) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """[layer, KV head, position] of a session's tokens, zeros behind the KV heads of a layer with fewer."""
+    kv_heads = session.engine.geometry.kv_heads
+    method = for_model(scorer_of(scorer), session.engine)
+    layers = score(cast(Scorer, method), session.signals(method), kv_heads).layers
+    found = np.zeros((len(kv_heads), max(kv_heads), layers[0].shape[1]), np.float32)
+    for layer, scores in enumerate(layers):
+        found[layer, : kv_heads[layer]] = scores.to("cpu", torch.float32).numpy()
+    return found
 
 
 def _decode(

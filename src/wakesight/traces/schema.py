@@ -45,6 +45,8 @@ class Trace:
     tokens, ctx_len: int32 [S].
     needle_spans: [start, end) positions. prompt_mass: float32 [L, H, prompt_len], attention that each position got
     from the last 32 prompt queries together; None if it was not logged. kv_heads: per attention layer.
+    prompt_scores: by scorer, float32 [L, the most KV heads of a layer, P], its scores of the first P prompt positions,
+    P <= prompt_len; a layer with fewer KV heads has zeros behind them.
     step: int32 [S], number of each step in the run; not 0, 1, 2, ... where damaged chunks were skipped.
     meta: model, fingerprint, regime, seed, depth, question, answer, versions, commit, as far as known.
 
@@ -64,6 +66,7 @@ class Trace:
     kv_heads: tuple[int, ...]
     page_size: int = PAGE
     prompt_mass: NDArray[np.float32] | None = None
+    prompt_scores: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
     meta: Mapping[str, Any] = field(default_factory=dict)
     step: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
 
@@ -90,6 +93,7 @@ def check(trace: Trace) -> Trace:
     _check_heads(trace)
     _check_lengths(trace)
     _check_spans(trace)
+    _check_scores(trace)
     _check_attention(trace)
     return trace
 
@@ -156,6 +160,18 @@ def _check_spans(trace: Trace) -> None:
                 trace, f"the needle span [{start}, {end}] is not inside the prompt of {trace.prompt_len} positions",
                 "give [start, end) with start < end",
             )  # fmt: skip
+
+
+def _check_scores(trace: Trace) -> None:
+    for scorer, scores in trace.prompt_scores.items():
+        heads = [trace.layers, max(trace.kv_heads)]
+        if scores.ndim != 3 or list(scores.shape[:2]) != heads or not 1 <= scores.shape[2] <= trace.prompt_len:
+            raise _wrong(
+                trace, f"prompt_scores[{scorer!r}] has the shape {list(scores.shape)}",
+                f"it must have {[*heads, trace.prompt_len]}, or fewer positions",
+            )  # fmt: skip
+        if not np.isfinite(scores).all():
+            raise _wrong(trace, f"prompt_scores[{scorer!r}] holds a score that is not finite", "give finite scores")
 
 
 def _check_attention(trace: Trace, block: int = 64) -> None:

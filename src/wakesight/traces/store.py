@@ -2,6 +2,7 @@
 
     run/zarr.json                  format, version, what was asked for
     run/<trace>/zarr.json          prompt, needle, heads, meta; `steps`: how many are complete; `finished`
+    run/<trace>/scores-<scorer>    what a scorer said of the prompt, one chunk
     run/<trace>/<array>/c/<n>/...  steps n * CHUNK .. of all layers and heads, compressed, a crc32c behind each chunk
 
 A store may be read while it grows (`writing.py`). A chunk that is missing or fails its checksum is named, and its
@@ -29,6 +30,7 @@ from wakesight.traces.schema import STEP_ARRAYS, VERSION, Trace
 
 FORMAT = "wakesight-traces"
 SAMPLE = "sample:"
+SCORES = "scores-"  # begins the name of an array of prompt scores
 LARGE = ("topk_idx", "topk_val")  # read chunk by chunk, the others whole
 Warn = Callable[[str], None]
 
@@ -43,7 +45,7 @@ def needed(package: str, what: str) -> Any:
 
 @dataclass(frozen=True)
 class Damage:
-    """Chunks that cannot be read: steps start .. stop - 1 of an array (0, 0: no steps, the whole of prompt_mass)."""
+    """Chunks that cannot be read: steps start .. stop - 1 of an array (0, 0: the whole of one without steps)."""
 
     trace: str
     array: str
@@ -151,7 +153,13 @@ class Traces(Sequence[Trace]):
         damage = [each for array in arrays for each in self._damage(name, array, arrays[array], steps, chunk)]
         numbers = _undamaged(steps, damage)
         rows = {array: Rows(arrays[array], numbers, chunk) for array in arrays}
-        mass, broken = self._mass(name, group)
+        mass, broken = self._whole(name, group, "prompt_mass")
+        scores = {}
+        for array in sorted(array for array in group.array_keys() if array.startswith(SCORES)):
+            found, worse = self._whole(name, group, array)
+            broken += worse
+            if found is not None:
+                scores[array.removeprefix(SCORES)] = found
         values: dict[str, Any] = {array: rows[array] if array in LARGE else rows[array][:] for array in rows}
         trace = Trace(
             name=name,
@@ -161,6 +169,7 @@ class Traces(Sequence[Trace]):
             kv_heads=tuple(attributes["kv_heads"]),
             page_size=int(attributes["page_size"]),
             prompt_mass=mass,
+            prompt_scores=scores,
             meta=attributes["meta"],
             step=numbers.astype(np.int32),
         )
@@ -172,12 +181,13 @@ class Traces(Sequence[Trace]):
             if reason := _broken(self._files.joinpath(trace, name, "c", *key.split("/"))):
                 yield Damage(trace, name, number * chunk, min(steps, (number + 1) * chunk), reason)
 
-    def _mass(self, trace: str, group: Any) -> tuple[NDArray[np.float32] | None, list[Damage]]:
-        if "prompt_mass" not in group:
+    def _whole(self, trace: str, group: Any, array: str) -> tuple[NDArray[np.float32] | None, list[Damage]]:
+        """An array without steps, [layer, head, position], that lies in one chunk; None where it is not there."""
+        if array not in group:
             return None, []
-        if reason := _broken(self._files.joinpath(trace, "prompt_mass", "c", "0", "0", "0")):
-            return None, [Damage(trace, "prompt_mass", 0, 0, reason)]
-        return group["prompt_mass"][...], []
+        if reason := _broken(self._files.joinpath(trace, array, "c", "0", "0", "0")):
+            return None, [Damage(trace, array, 0, 0, reason)]
+        return group[array][...], []
 
 
 def _broken(file: Any) -> str | None:

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from wakesight.errors import RequestError
 from wakesight.traces.schema import DTYPES, PAGE, STEP_ARRAYS, VERSION, Trace, check
-from wakesight.traces.store import FORMAT, check_format, needed
+from wakesight.traces.store import FORMAT, SCORES, check_format, needed
 
 CHUNK = 64  # steps of a chunk: 4 MB of smollm2's log before compression
 VAL_DTYPES = ("float32", "float16")
@@ -105,13 +105,20 @@ class Writer:
 
     def prompt_mass(self, mass: NDArray[np.float32]) -> None:
         """float32 [L, H, prompt_len], written at once as one chunk."""
-        array = _create(self._group, "prompt_mass", mass.shape, mass.shape, "float32", None)
-        array[...] = mass
+        self._whole("prompt_mass", mass)
+
+    def prompt_scores(self, scorer: str, scores: NDArray[np.float32]) -> None:
+        """float32 [L, KV head, P], written at once as one chunk."""
+        self._whole(f"{SCORES}{scorer}", scores)
 
     def finish(self, facts: Mapping[str, Any] | None = None) -> None:
         """Write what waits; from now on the trace is complete and stays as it is. facts: added to its meta."""
         self._flush()
         self._group.update_attributes({"finished": True, "meta": {**self._group.attrs["meta"], **(facts or {})}})
+
+    def _whole(self, name: str, values: NDArray[np.float32]) -> None:
+        array = _create(self._group, name, values.shape, values.shape, "float32", None)
+        array[...] = values
 
     def _flush(self) -> None:
         if not self._held:
@@ -213,6 +220,8 @@ def write(run: Run, trace: Trace) -> None:
     )  # fmt: skip
     if trace.prompt_mass is not None:
         writer.prompt_mass(np.asarray(trace.prompt_mass, np.float32))
+    for scorer, scores in trace.prompt_scores.items():
+        writer.prompt_scores(scorer, np.asarray(scores, np.float32))
     for at in range(trace.steps):
         idx, val = np.asarray(trace.topk_idx[at]), np.asarray(trace.topk_val[at])
         token, seen = int(trace.tokens[at]), int(trace.ctx_len[at])
