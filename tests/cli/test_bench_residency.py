@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -27,21 +28,26 @@ def asked(monkeypatch):
     def bench(engine, **given):
         found.update(given, engine=engine)
         return {
-            "bench": "residency", "model": engine, "context_tokens": 8000, "attend": 32, "page_size": 16, "steps": 64,
+            "bench": "residency", "model": engine.name, "context_tokens": 8000, "attend": 32, "page_size": 16,
+            "steps": 64,
             "rounds": 3, "questions": 4, "heads": 90, "unstable_heads": 22, "copy_bandwidth": 2e10, "weight_bytes": 1,
             "versions": {"torch": "x"}, "seconds": {},
             "rows": [{"arm": "transformers DynamicCache", **SPEED}, {"arm": "reactive B=32 R=4", **SPEED, **COST}],
         }  # fmt: skip
 
     monkeypatch.setattr(residency, "bench_residency", bench)
-    monkeypatch.setattr(engines, "load", lambda model, **place: model)
+    monkeypatch.setattr(
+        engines,
+        "load",
+        lambda model, **place: SimpleNamespace(name=model, geometry=SimpleNamespace(max_positions=8192)),
+    )
     return found
 
 
 def test_the_options_reach_the_bench(asked, capsys):
     assert run(["bench", "residency", "--tokens", "3000", "--steps", "5", "--rounds", "2", "--json"]) == 0
 
-    assert (asked["engine"], asked["tokens"], asked["steps"], asked["rounds"]) == ("smollm2", 3000, 5, 2)
+    assert (asked["engine"].name, asked["tokens"], asked["steps"], asked["rounds"]) == ("smollm2", 3000, 5, 2)
     assert json.loads(capsys.readouterr().out)["bench"] == "residency"
     assert run(["bench", "residency"]) == 0
     assert (asked["tokens"], asked["steps"], asked["rounds"]) == (8192, 64, 9)
