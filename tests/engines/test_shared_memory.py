@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from wakesight.cache.pool import Pool
-from wakesight.engines.hf.engine import HFEngine
+from wakesight.engines.hf.engine import HFEngine, load
 from wakesight.engines.session import Session
-from wakesight.errors import WorkError
+from wakesight.errors import RequestError, WorkError
 from wakesight.models.families import family_of
 from wakesight.models.load import LoadedModel
 from wakesight.policy import Policy
@@ -50,6 +50,22 @@ def demote(session: Session, pages: int, reservoir: str = "host") -> Session:
 
 def answers(session: Session) -> list[tuple[int, ...]]:
     return [session.ask(question, max_new_tokens=NEW_TOKENS).tokens for question in QUESTIONS]
+
+
+def test_a_loaded_model_may_hold_so_much_and_says_early_what_does_not_fit():
+    long = {"num_hidden_layers": 2, "max_position_embeddings": 2048}
+    limited = load(tiny.model("llama", **long), tokenizer=tiny.tokenizer(), memory=LIMIT, growth=0)
+    with limited.prefill(CONTEXTS[0]) as session:
+        assert 0 < session.stats.kv_bytes_kept <= limited.pool.held_bytes <= LIMIT
+    with pytest.raises(WorkError, match=r"a prefill of 9\d\d tokens needs .* of the limit of 120,000 bytes only"):
+        limited.prefill(tiny.tokens(900, seed=1))
+    assert limited.pool.leases == 0
+
+
+@pytest.mark.parametrize("memory", [0, -1, "much", 1.5])
+def test_a_limit_that_is_no_amount_is_refused(memory):
+    with pytest.raises(RequestError, match="^memory"):
+        load(tiny.model("llama", num_hidden_layers=2), tokenizer=tiny.tokenizer(), memory=memory)
 
 
 @pytest.fixture(scope="module")

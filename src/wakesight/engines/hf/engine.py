@@ -55,7 +55,7 @@ from wakesight.signals.chunk import Tap
 def load(
     name_or_path_or_model: Any, *, tokenizer: Any = None, device: str | torch.device | None = None,
     dtype: str | torch.dtype | None = None, attention: str = "sdpa", growth: int = 256,
-    artifact: str | os.PathLike[str] | None = None,
+    artifact: str | os.PathLike[str] | None = None, memory: int | None = None,
 ) -> HFEngine:  # fmt: skip
     """Load a model for long documents.
 
@@ -65,15 +65,18 @@ def load(
     kernel) or "eager" (plain products, the reference). growth: slack slots in new storage, tokens.
     artifact: the folder of an estimator and tables made for this model (`wakesight fit`, `wakesight calibrate`);
     None takes the one that came with a bundled model, or the folder "wakesight" beside a model's weights.
+    memory: bytes of fast memory that all sessions together may hold; a prefill or child that would pass them is a
+    WorkError and leaves nothing behind. None: no limit. Reservoirs of demoted sessions do not count.
 
     Raises RequestError for anything that cannot be loaded, and names an unsupported family.
     """
     compat.check_version()
     growth = whole_number(growth, "growth", 0, usual=256)
+    limit = None if memory is None else whole_number(memory, "memory", 1)
     loaded = load_model(name_or_path_or_model, tokenizer=tokenizer, device=device, dtype=dtype)
     if artifact is not None:
         loaded = dataclasses.replace(loaded, artifact=Path(artifact))
-    engine = HFEngine(loaded, attention=attention, growth=growth)
+    engine = HFEngine(loaded, attention=attention, growth=growth, pool=Pool(limit_bytes=limit))
     if artifact is not None:
         _ = engine.artifact  # one for another model is refused now, not after a long prefill
     return engine
@@ -171,6 +174,8 @@ class HFEngine:
             raise RequestError("the context is empty; give a document of at least one token")
         tokens = (*frame.head, *context)
         self._check_room(len(tokens), self._limit(len(tokens)))
+        whole = (len(tokens) + self.growth) * self.geometry.token_bytes
+        self.pool.check_room(whole, f"a prefill of {len(tokens):,} tokens")
         start = time.perf_counter()
         state = self.empty_state(len(tokens), frame.prefix)
         try:
