@@ -64,7 +64,7 @@ def test_a_loaded_model_may_hold_so_much_and_says_early_what_does_not_fit():
 
 @pytest.mark.parametrize("memory", [0, -1, "much", 1.5])
 def test_a_limit_that_is_no_amount_is_refused(memory):
-    with pytest.raises(RequestError, match="^memory"):
+    with pytest.raises(RequestError, match=r"^memory"):
         load(tiny.model("llama", num_hidden_layers=2), tokenizer=tiny.tokenizer(), memory=memory)
 
 
