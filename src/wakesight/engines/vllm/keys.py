@@ -141,12 +141,6 @@ def check_policy(policy: Policy) -> None:
         raise RequestError("vLLM's memory comes in blocks, so no fork is sized in bytes; give ws_keep or ws_entries")
     if policy.unit != "entry":
         raise RequestError("dropping by page is not built for vLLM yet; use unit='entry'")
-    rule = policy.allocation_rule
-    if not isinstance(rule, (tuple, DataFree)):
-        raise RequestError(
-            f"the allocation {policy.allocation!r} gives heads of a layer different counts, which share one block "
-            "table in vLLM; use ws_allocation=flat, gate, pyramid, utility or counts per layer"
-        )
     if has_probe(policy.scorer_method):
         raise RequestError(
             f"the scorer {policy.scorer!r} reads the context a second time, which vLLM cannot do behind a session; "
@@ -155,6 +149,12 @@ def check_policy(policy: Policy) -> None:
     if unheard := next((name for name in reads_of(policy.scorer_method) if name in UNHEARD), None):
         raise RequestError(
             f"the scorer {policy.scorer!r} reads {unheard}, which vLLM's kernels do not tell; use ws_scorer=keydiff"
+        )
+    rule = policy.allocation_rule
+    if not isinstance(rule, (tuple, DataFree)):
+        raise RequestError(
+            f"the allocation {policy.allocation!r} gives heads of a layer different counts, which share one block "
+            "table in vLLM; use ws_allocation=flat, gate, pyramid, utility or counts per layer"
         )
 
 

@@ -38,7 +38,6 @@ class Start:
 
     offsets: tuple[int, ...]
     record: tuple[str, ...] | None = None
-    prefix: int = 0
     gather: Gather | None = None
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from wakesight.engines.recording import wanted_signals
 from wakesight.engines.vllm import keys
 from wakesight.engines.vllm.counts import child_counts
 from wakesight.engines.vllm.facts import Facts
@@ -28,10 +29,12 @@ REFUSED = "refused"  # in what a request brings back: why it was not done
 
 @dataclass
 class Admitted:
-    """A request of ours that was let in. held: the session it runs on; counts: of the child it makes."""
+    """A request of ours that was let in. held: the session it runs on; record: signals to listen for; counts: of the
+    child it makes."""
 
     ask: Keep | Fork | Attach
     held: Held | None = None
+    record: tuple[str, ...] = ()
     counts: tuple[int, ...] = ()
     compacted: Compacted | None = None
 
@@ -78,7 +81,7 @@ class Scheduling:
                 raise RequestError(
                     f"ws_protect={ask.protect} is more than the context's {len(prompt)} tokens; protect fewer"
                 )
-            return Admitted(ask)
+            return Admitted(ask, record=self._signals(ask.record))
         held = self.table.matching(ask.parent if isinstance(ask, Fork) else ask.session, prompt)
         counts: tuple[int, ...] = ()
         if isinstance(ask, Fork):
@@ -89,7 +92,14 @@ class Scheduling:
                 )
             counts = self._counts(ask, held)
         self.table.enter(held)
-        return Admitted(ask, held, counts)
+        return Admitted(ask, held, counts=counts)
+
+    def _signals(self, names: Sequence[str]) -> tuple[str, ...]:
+        """Signals to listen for, of a list of signals and scorers. Raises RequestError for what is not heard here."""
+        wanted = wanted_signals(names, self.facts)
+        if unheard := next((name for name in wanted if name in keys.UNHEARD), None):
+            raise RequestError(f"vLLM's kernels do not tell {unheard}; leave it and what reads it out of ws_record")
+        return wanted
 
     def _counts(self, ask: Fork, held: Held) -> tuple[int, ...]:
         prefix = held.prefix if ask.policy.protect is None else ask.policy.protect
@@ -129,7 +139,7 @@ class Scheduling:
     def _start(self, admitted: Admitted) -> Start:
         ask, held, offsets = admitted.ask, admitted.held, self._offsets(admitted)
         if isinstance(ask, Keep):
-            return Start(offsets, ask.record, ask.protect)
+            return Start(offsets, admitted.record)
         if held is None or not isinstance(ask, Fork):
             return Start(offsets)
         gather = Gather(
@@ -190,7 +200,6 @@ class Scheduling:
             )
         lengths = (len(prompt),) * len(self.facts.layers)
         held = self._held(request, ask.session, tuple(prompt), lengths, ask.protect)
-        held.record = ask.record
         self._add(held)
         self._saved[request] = ask.session
         return self.info(held)

@@ -40,7 +40,6 @@ class Held:
     created: float
     used: float
     parent: SessionId | None = None
-    record: tuple[str, ...] = ()
     about: dict[str, Any] = field(default_factory=dict)
     users: int = 0
     dropped: bool = False
