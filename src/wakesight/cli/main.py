@@ -20,6 +20,7 @@ COMMANDS = {
     "models": "List bundled models and supported families.",
     "methods": "List scorers and allocations with their settings.",
     "doctor": "Check versions, devices, bundled models and folders.",
+    "serve": "Serve a model with sessions: vLLM with the plugin switched on.",
     "eval": "Compare methods on a suite of tasks: one prefill serves every arm.",
     "merge": "Join the shards of one evaluation.",
     "label": "Measure which entries documents need, for training.",

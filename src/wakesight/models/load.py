@@ -116,6 +116,23 @@ def load_model(
     return LoadedModel(name, model.to(place).eval(), tokenizer, family, own_artifact(name), read_words(Path(folder)))
 
 
+def weights_folder(name: str) -> str:
+    """A folder of safetensors (or a hub id) that other programs open: a bundled GGUF file is unpacked first.
+
+    Raises RequestError for an unknown name, for a GGUF file, and where nothing can be written.
+    """
+    folder, keywords = _locate(name)
+    if not keywords:
+        return folder
+    if name not in BUNDLED:
+        raise RequestError(f"{name} is a GGUF file; give a folder with safetensors, or a bundled name")
+    with _quiet(), _readable(name):
+        unpacked = _unpacked(name, folder, keywords)
+    if unpacked is None:
+        raise RequestError(f"{name} must be unpacked into the cache folder, which cannot be written; set WAKESIGHT_CACHE")
+    return str(unpacked)
+
+
 def own_artifact(name: str) -> Path | None:
     """The folder of what was measured of that model: the bundled one, or `wakesight` beside its weights."""
     path = DATA / BUNDLED[name].artifact if name in BUNDLED else Path(name) / ARTIFACT

@@ -5,6 +5,7 @@ Works on vLLM's EngineArgs, VllmConfig and SamplingParams by attribute, so it ne
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,15 +48,40 @@ FLAGS = (
 )
 
 
+ALIASES = {"-tp": "tensor_parallel_size", "-pp": "pipeline_parallel_size", "-dp": "data_parallel_size",
+           "-dcp": "decode_context_parallel_size", "-pcp": "prefill_context_parallel_size"}  # fmt: skip
+
+
+def check_words(words: Sequence[str]) -> None:
+    """The same for flags on a command line, before anything starts. Raises RequestError for the first that conflicts."""
+    known = {flag.option: flag for flag in FLAGS}
+    for at, word in enumerate(words):
+        option, equals, value = word.partition("=")
+        option = "--" + ALIASES[option].replace("_", "-") if option in ALIASES else option.replace("_", "-")
+        flag = known.get(option.split(".")[0])
+        if flag is None:
+            continue
+        if isinstance(flag.fits[0], bool) and not equals:
+            given: Any = True
+        else:
+            given = value if equals else words[at + 1] if at + 1 < len(words) else ""
+            given = {"true": True, "false": False}.get(str(given).lower(), given)
+        if str(given) not in map(str, flag.fits):
+            raise _conflict(flag, given)
+
+
+def _conflict(flag: Flag, given: Any) -> RequestError:
+    return RequestError(
+        f"{flag.option}={given!r} does not go with sessions: {flag.why}; leave it out, or serve without WAKESIGHT_VLLM=1"
+    )
+
+
 def prepare(arguments: Any) -> None:
     """Set what sessions need in vLLM's EngineArgs. Raises RequestError for a flag that was set against them."""
     for flag in FLAGS:
         given = getattr(arguments, flag.name, flag.fits[0])
         if given not in flag.fits:
-            raise RequestError(
-                f"{flag.option}={given!r} does not go with sessions: {flag.why}; leave it out, or serve without "
-                "WAKESIGHT_VLLM=1"
-            )
+            raise _conflict(flag, given)
         if given != flag.fits[0]:
             setattr(arguments, flag.name, flag.fits[0])
     arguments.enforce_eager = True  # hooks run in eager mode only

@@ -10,6 +10,7 @@
     GPUModelRunner.initialize_kv_cache, execute_model, _prepare_inputs, sample_tokens
                                            the worker's half
     OutputProcessor.process_outputs        a refusal reaches an HTTP client as a sentence
+    StatLoggerManager.record               our numbers appear on /metrics
 
 `install` compares each signature with the one it was written for before it changes anything.
 """
@@ -36,6 +37,7 @@ from vllm.v1.engine.input_processor import InputProcessor
 from vllm.v1.engine.output_processor import OutputProcessor
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheGroupSpec, KVCacheSpec, MambaSpec
 from vllm.v1.kv_cache_spec_registry import KVCacheSpecRegistry
+from vllm.v1.metrics.loggers import StatLoggerManager
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.worker.block_table import MultiGroupBlockTable
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
@@ -43,6 +45,7 @@ from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 from wakesight.engines.vllm import flags, keys
 from wakesight.engines.vllm.facts import facts_of
 from wakesight.engines.vllm.messages import Result, Step
+from wakesight.engines.vllm.metrics import Exporter, numbers
 from wakesight.engines.vllm.pages import Pages
 from wakesight.engines.vllm.scheduling import REFUSED, Scheduling
 from wakesight.engines.vllm.settings import Settings
@@ -171,6 +174,7 @@ class SessionScheduler(Scheduler):  # type: ignore[misc]
         )  # fmt: skip
         self._answers: list[tuple[int, EngineCoreOutput]] = []
         self._stuck = False
+        self._told: tuple[float, ...] = ()  # what the metrics last showed
 
     def add_request(self, request: Request) -> None:
         """Let it in, or answer it with the next step."""
@@ -258,6 +262,16 @@ class SessionScheduler(Scheduler):  # type: ignore[misc]
         for client, output in answers:
             outputs.setdefault(client, EngineCoreOutputs(outputs=[])).outputs.append(output)
         return outputs
+
+    def make_stats(self, *args: Any, **kwargs: Any) -> Any:
+        """With our numbers in the one field that takes anybody's, whenever a session came or went."""
+        stats = super().make_stats(*args, **kwargs)
+        changed = self.sessions.changes()
+        if stats is not None and changed != self._told:
+            self._told = changed
+            ours = numbers(self.sessions.status(), self.sessions.facts.geometry.token_bytes)
+            stats.kv_connector_stats = {**(stats.kv_connector_stats or {}), OURS: ours}
+        return stats
 
     def _connector_finished(self, request: Request) -> tuple[bool, Any]:
         """Called before the blocks of a request that ended are freed."""
@@ -423,6 +437,22 @@ def _processed(stock: Callable[..., Any]) -> Callable[..., Any]:
     return process_outputs
 
 
+_exporter = Exporter()
+
+
+def _recorded(stock: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(stock)
+    def record(self: Any, scheduler_stats: Any, *args: Any, **kwargs: Any) -> Any:
+        told = scheduler_stats and scheduler_stats.kv_connector_stats
+        if told and OURS in told:
+            _exporter.show(told[OURS])
+            others = {name: value for name, value in told.items() if name != OURS}
+            scheduler_stats.kv_connector_stats = others or None
+        return stock(self, scheduler_stats, *args, **kwargs)
+
+    return record
+
+
 # --- installation
 
 
@@ -448,6 +478,10 @@ PATCHES = (
         OutputProcessor, "process_outputs",
         ("self", "engine_core_outputs", "engine_core_timestamp", "iteration_stats"), _processed,
     ),
+    Patch(
+        StatLoggerManager, "record",
+        ("self", "scheduler_stats", "iteration_stats", "mm_cache_stats", "engine_idx"), _recorded,
+    ),
     Patch(kv_cache_utils, "get_kv_cache_groups", ("vllm_config", "kv_cache_spec"), _one_group_per_layer),
     Patch(MambaManager, "add_local_computed_blocks", LOCAL, _add_recurrent_state),
     Patch(
@@ -468,6 +502,10 @@ PATCHES = (
     Patch(Scheduler, "schedule", ("self", "throttle_prefills"), None),
     Patch(Scheduler, "update_from_output", ("self", "scheduler_output", "model_runner_output"), None),
     Patch(Scheduler, "_connector_finished", ("self", "request"), None),
+    Patch(
+        Scheduler, "make_stats",
+        ("self", "spec_decoding_stats", "kv_connector_stats", "cudagraph_stats", "perf_stats"), None,
+    ),
 )
 _installed = False
 

@@ -264,6 +264,10 @@ class Scheduling:
             found["kept"] = [layer.tolist() for layer in held.about["kept"]]
         return found
 
+    def changes(self) -> tuple[float, ...]:
+        """Another value whenever a session came or went, or something was counted; cheap."""
+        return (len(self.table), self.table.drops, *self.totals.values())
+
     def status(self) -> dict[str, Any]:
         """All sessions, without their ids, and the totals since the start."""
         free = self.pool.get_num_free_blocks()

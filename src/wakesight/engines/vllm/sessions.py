@@ -76,6 +76,7 @@ class SessionTable:
         self._leaving: list[Held] = []  # dropped, still in use
         self._gone: list[SessionId] = []  # dropped since `take_gone`
         self.evictions = 0
+        self.drops = 0
 
     def __len__(self) -> int:
         return len(self._held)
@@ -160,6 +161,7 @@ class SessionTable:
         held = self.get(session)
         del self._held[session]
         self._gone.append(session)
+        self.drops += 1
         held.dropped = True
         if held.users:
             self._leaving.append(held)
