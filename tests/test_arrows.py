@@ -36,7 +36,10 @@ ORDER = [
     {"testing"},  # may import anything
 ]
 RANK = {folder: rank for rank, folders in enumerate(ORDER) for folder in folders}
-ONLY_UNDER = {"transformers": ("models", "engines/hf", "bench", "testing"), "vllm": ("engines/vllm", "cli/serve.py", "cli/doctor.py")}
+ONLY_UNDER = {
+    "transformers": ("models", "engines/hf", "bench", "testing"),
+    "vllm": ("engines/vllm", "cli/serve.py", "cli/doctor.py"),
+}
 
 
 def violations(package: Path) -> list[str]:

@@ -165,7 +165,7 @@ class RemoteSession:
         """A child that holds only what is kept; this session stays as it is."""
         child = RemoteSession(self.client, secrets.token_hex(16), self.tokens, self.tail, self.separator)
         sizes = {"ws_keep": keep, "ws_entries": entries, "ws_scorer": scorer, "ws_protect": protect}
-        keys = {name: value for name, value in sizes.items() if value is not None}
+        keys: dict[str, Any] = {name: value for name, value in sizes.items() if value is not None}
         if allocation is not None:
             counts = not isinstance(allocation, str)
             keys["ws_allocation"] = ",".join(map(str, allocation)) if counts else allocation

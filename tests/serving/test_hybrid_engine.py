@@ -59,6 +59,7 @@ def test_native_signals_are_those_of_transformers(vllm, contexts):
     whole, _ = contexts[0]
     parent = prefilled(vllm, whole)
 
+    vllm.ask([1], max_tokens=1)  # what was recorded is the session's from the next step on
     mine, theirs = (one.native for one in (vllm.worker.recordings[parent], whole.recording))
 
     assert len(mine) == len(theirs) == 9
@@ -147,7 +148,7 @@ def test_a_child_shares_recurrent_states_and_frees_the_rest(vllm, contexts):
 
 
 def test_an_estimator_of_other_weights_is_refused(vllm, contexts, monkeypatch):
-    whole, questions = contexts[0]
+    whole, _ = contexts[0]
     parent = prefilled(vllm, whole)
     monkeypatch.setattr("wakesight.models.fingerprint.checkpoint_fingerprint", lambda folder: "0" * 64)
     for facts in (vllm.sessions.facts, vllm.worker.facts):

@@ -239,7 +239,7 @@ def test_preempted_requests_of_every_kind_answer_as_if_alone(vllm, parent):
     child, _ = vllm.fork(parent, PROMPT, ws_scorer="random", ws_keep=0.2)
     long = 260
     asks = [{"ws_attach": child}, {"ws_attach": parent}] * 2
-    asks += [{"ws_fork": parent, "ws_child": "%032x" % at, "ws_scorer": "keydiff", "ws_keep": 0.2} for at in (1, 2)]
+    asks += [{"ws_fork": parent, "ws_child": f"{at:032x}", "ws_scorer": "keydiff", "ws_keep": 0.2} for at in (1, 2)]
     alone = []
     for ask in asks:
         alone.append(tokens_of(vllm.ask(PROMPT, max_tokens=long, **ask)[0]))
@@ -295,7 +295,7 @@ def test_random_operations_lose_no_block_and_every_answer_is_right(vllm):
     sessions: dict[str, tuple[int, str]] = {}  # id -> context, what made it
     answers: dict[tuple[int, str, int], list[int]] = {}
     waiting: dict[str, tuple[str, tuple[int, str, int] | None, int, str]] = {}
-    identifiers = ("%032x" % number for number in range(100, 10**6))
+    identifiers = (f"{number:032x}" for number in range(100, 10**6))
     done = 0
 
     def begin() -> None:

@@ -46,8 +46,9 @@ def server(folder):
         wait_for(address, process)
         yield address
     finally:
-        os.killpg(process.pid, signal.SIGTERM)
-        process.wait(60)
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+            process.wait(60)
 
 
 def wait_for(address, process, seconds=500):
@@ -145,11 +146,13 @@ def test_the_openai_package_on_completions_and_chat(server, client):
 
     said = first.choices[0].message.content
     assert "".join(chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices) == said
+    other = [{"role": "system", "content": "x" + TEXT}, asked[1]]
     with pytest.raises(openai.BadRequestError, match="differs from the session's context"):
-        other = [{"role": "system", "content": "x" + TEXT}, asked[1]]
         api.chat.completions.create(model=model, messages=other, max_tokens=4, extra_body=ask)
     with pytest.raises(openai.BadRequestError, match="send max_tokens=1"):
-        api.completions.create(model=model, prompt="a b", max_tokens=9, extra_body={"vllm_xargs": {"ws_session": "c" * 32}})
+        api.completions.create(
+            model=model, prompt="a b", max_tokens=9, extra_body={"vllm_xargs": {"ws_session": "c" * 32}}
+        )
     for one in (session, child):
         api.completions.create(model=model, prompt="a", max_tokens=1, extra_body={"vllm_xargs": {"ws_drop": one}})
 
@@ -181,9 +184,7 @@ def test_metrics(client, server):
     small.ask("Who?", max_new_tokens=2)
 
     shown = urllib.request.urlopen(f"{server}/metrics", timeout=30).read().decode()
-    numbers = {
-        line.split()[0]: float(line.split()[1]) for line in shown.splitlines() if line.startswith("wakesight_")
-    }
+    numbers = {line.split()[0]: float(line.split()[1]) for line in shown.splitlines() if line.startswith("wakesight_")}
 
     assert numbers["wakesight_sessions"] == 2
     assert numbers["wakesight_children"] == 1

@@ -127,7 +127,9 @@ def test_blocks_that_a_child_shares_count_once():
 
 
 OPERATIONS = st.lists(
-    st.tuples(st.sampled_from(["add", "enter", "leave", "drop", "evict", "wait"]), st.integers(0, 5), st.integers(1, 3)),
+    st.tuples(
+        st.sampled_from(["add", "enter", "leave", "drop", "evict", "wait"]), st.integers(0, 5), st.integers(1, 3)
+    ),
     max_size=60,
 )
 

@@ -91,7 +91,9 @@ def examine_vllm() -> tuple[dict[str, Any], list[str]]:
     names = [point.name for point in importlib.metadata.entry_points(group="vllm.general_plugins")]
     facts["vllm plugins"] = ", ".join(names) or "none"
     if "wakesight" not in names:
-        problems.append("vLLM does not find wakesight's entry point; type: pip install --force-reinstall --no-deps wakesight")
+        problems.append(
+            "vLLM does not find wakesight's entry point; type: pip install --force-reinstall --no-deps wakesight"
+        )
     try:
         settings.check_version(vllm.__version__)
         settings.Settings.from_environment()

@@ -23,6 +23,7 @@ from wakesight.cli.policy import PAGING, default_scorer, paging_options, residen
 from wakesight.cli.recipe import given, recipe_option
 from wakesight.errors import RequestError, WorkError
 from wakesight.evaluation.records import Records, check_folder, complete, unit
+from wakesight.registry import did_you_mean
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
     from wakesight.evaluation.items import Context
     from wakesight.evaluation.runner import Progress
     from wakesight.residency import Residency
+
+
+ENGINES = ("hf", "vllm")
 
 
 class _WithSuiteOptions(Once):
@@ -48,7 +52,7 @@ class _WithSuiteOptions(Once):
 @click.argument("suite", required=False)
 @recipe_option
 @click.option("--model", default=None, help="Bundled name (smollm2), model folder, .gguf file or hub id.")
-@click.option("--engine", default="hf", show_default=True, help="What runs the model: hf (transformers).")
+@click.option("--engine", default="hf", show_default=True, help="What runs the model: hf (transformers) or vllm.")
 @click.option(
     "--methods",
     default=None,
@@ -116,7 +120,6 @@ def command(ctx: click.Context, /, out: str | None, resume: bool, as_json: bool,
     if arguments["methods"] is None:  # the run's config says which one it was
         arguments["methods"] = default_scorer(arguments["model"], arguments["artifact"])
 
-    from wakesight.engines.hf.engine import load
     from wakesight.evaluation.arms import make_arms
     from wakesight.evaluation.checks import check_length
     from wakesight.evaluation.folders import finish
@@ -134,7 +137,7 @@ def command(ctx: click.Context, /, out: str | None, resume: bool, as_json: bool,
         page_size=arguments["page_size"], residency=_residency(arguments), match=_match(arguments["match"]),
     )  # fmt: skip
     part = read_shard(arguments["shard"])
-    loaded = load(arguments["model"], **{name: arguments[name] for name in ("device", "dtype", "artifact")})
+    loaded = _load(arguments)
     check_length(loaded, arguments["length"])
     options = SuiteOptions(
         length=arguments["length"], items=arguments["items"], seed=arguments["seed"],
@@ -218,8 +221,9 @@ def _check(out: str | None, arguments: dict[str, Any]) -> tuple[str, Path]:
         raise RequestError("say which model to run with --model; wakesight models lists the bundled ones")
     if not out:
         raise RequestError("say where the run goes with --out, for example --out runs/niah")
-    if arguments["engine"] != "hf":
-        raise RequestError(f"--engine {arguments['engine']} is not built yet; use --engine hf")
+    if arguments["engine"] not in ENGINES:
+        close = did_you_mean(arguments["engine"], ENGINES)
+        raise RequestError(f"--engine {arguments['engine']} is unknown{close}; use --engine {' or '.join(ENGINES)}")
     for name, least in (("length", 1), ("items", 1), ("limit", 1), ("rows", 1), ("thinking", 1), ("seed", 0)):
         if arguments[name] is not None and arguments[name] < least:
             raise RequestError(f"--{name} {arguments[name]} must be at least {least}")
@@ -237,6 +241,18 @@ def _match(word: str) -> Match:
     if word not in ("bytes", "entries"):
         raise RequestError(f"--match {word} is unknown; use bytes or entries")
     return cast("Match", word)
+
+
+def _load(arguments: dict[str, Any]) -> Any:
+    """The model on the engine that was asked for."""
+    options = {name: arguments[name] for name in ("device", "dtype", "artifact")}
+    if arguments["engine"] == "vllm":
+        from wakesight.engines.vllm.engine import load as load_vllm
+
+        return load_vllm(arguments["model"], **options)
+    from wakesight.engines.hf.engine import load
+
+    return load(arguments["model"], **options)
 
 
 def _settings(words: Sequence[str]) -> dict[str, str]:

@@ -13,7 +13,9 @@ from wakesight.errors import RequestError
 
 @click.command("serve", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @click.option("--model", required=True, help="Bundled name, model folder or hub id.")
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; only this machine by default.")
+@click.option(
+    "--host", default="127.0.0.1", show_default=True, help="Address to listen on; only this machine by default."
+)
 @click.option("--port", default=8000, show_default=True, help="Port to listen on.")
 @click.option("--max-model-len", type=int, help="Longest context plus answer, in tokens.")
 @click.option("--artifact", help="Folder of an estimator and tables for this model.")

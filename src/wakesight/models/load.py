@@ -129,8 +129,16 @@ def weights_folder(name: str) -> str:
     with _quiet(), _readable(name):
         unpacked = _unpacked(name, folder, keywords)
     if unpacked is None:
-        raise RequestError(f"{name} must be unpacked into the cache folder, which cannot be written; set WAKESIGHT_CACHE")
+        raise RequestError(
+            f"{name} must be unpacked into the cache folder, which cannot be written; set WAKESIGHT_CACHE"
+        )
     return str(unpacked)
+
+
+def load_tokenizer(folder: str) -> Any:
+    """The tokenizer of a model folder or hub id. Raises RequestError if there is none."""
+    with _quiet(), _readable(folder):
+        return transformers.AutoTokenizer.from_pretrained(folder)
 
 
 def own_artifact(name: str) -> Path | None:

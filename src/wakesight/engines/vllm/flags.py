@@ -53,7 +53,7 @@ ALIASES = {"-tp": "tensor_parallel_size", "-pp": "pipeline_parallel_size", "-dp"
 
 
 def check_words(words: Sequence[str]) -> None:
-    """The same for flags on a command line, before anything starts. Raises RequestError for the first that conflicts."""
+    """The same for flags on a command line, before anything starts. Raises RequestError for one that conflicts."""
     known = {flag.option: flag for flag in FLAGS}
     for at, word in enumerate(words):
         option, equals, value = word.partition("=")
@@ -72,7 +72,8 @@ def check_words(words: Sequence[str]) -> None:
 
 def _conflict(flag: Flag, given: Any) -> RequestError:
     return RequestError(
-        f"{flag.option}={given!r} does not go with sessions: {flag.why}; leave it out, or serve without WAKESIGHT_VLLM=1"
+        f"{flag.option}={given!r} does not go with sessions: {flag.why}; leave it out, or serve without "
+        "WAKESIGHT_VLLM=1"
     )
 
 
@@ -108,7 +109,8 @@ def check_params(ask: Ask | None, params: Any) -> None:
         return
     if isinstance(ask, Keep) and params.max_tokens != 1:
         raise RequestError(
-            f"ws_session keeps a context, so its request generates one token: send max_tokens=1, not {params.max_tokens}"
+            "ws_session keeps a context, so its request generates one token: send max_tokens=1, not "
+            f"{params.max_tokens}"
         )
     if isinstance(ask, (Keep, Fork)) and getattr(params, "n", 1) != 1:
         raise RequestError("ws_session and ws_fork make one session, so they take n=1; ask n questions by ws_attach")

@@ -102,14 +102,18 @@ def read(extra: Mapping[str, Any] | None) -> Ask | None:
         raise RequestError(f"a request takes exactly one of {', '.join(ALLOWED)}; this one has {given}")
     verb = verbs[0]
     if stray := next((key for key in ours if key != verb and key not in ALLOWED[verb]), None):
-        raise RequestError(f"{stray} does not go with {verb}; {verb} takes {', '.join(ALLOWED[verb]) or 'nothing else'}")
+        raise RequestError(
+            f"{stray} does not go with {verb}; {verb} takes {', '.join(ALLOWED[verb]) or 'nothing else'}"
+        )
     session = _id(ours[verb], verb)
     if verb == "ws_session":
         protect = whole_number(_number(ours.get("ws_protect", 0)), "ws_protect", 0)
         return Keep(session, protect, tuple(_names(ours.get("ws_record", ()))))
     if verb == "ws_fork":
         return _fork(session, ours)
-    return {"ws_attach": Attach, "ws_drop": Drop, "ws_info": Info}[verb](session)
+    if verb == "ws_attach":
+        return Attach(session)
+    return Drop(session) if verb == "ws_drop" else Info(session)
 
 
 def _fork(parent: SessionId, keys: Mapping[str, Any]) -> Fork:
@@ -181,8 +185,8 @@ def _id(given: Any, key: str) -> SessionId:
     """An id that nobody guesses: whoever knows it may attach."""
     if not isinstance(given, str) or not ID.fullmatch(given):
         raise RequestError(
-            f"{key} must be an id of 32 to 128 hexadecimal characters in lower case, for example secrets.token_hex(16): "
-            "whoever knows it may use the session"
+            f"{key} must be an id of 32 to 128 hexadecimal characters in lower case, for example "
+            "secrets.token_hex(16): whoever knows it may use the session"
         )
     return SessionId(given)
 

@@ -89,7 +89,7 @@ class Pages:
         found = ours.nonzero().flatten()
         where = torch.empty_like(ids)
         where[value[found]] = found
-        if len(found) != len(ids) or len(where.unique()) != len(ids):
+        if len(found) != len(ids) or len(torch.unique(where)) != len(ids):
             raise WorkError(
                 "wakesight cannot tell how this attention backend lays out a block; use the CPU or FlashAttention "
                 "backend of vLLM"

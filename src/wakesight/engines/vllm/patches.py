@@ -59,7 +59,7 @@ OURS = "wakesight"  # the attribute on vLLM's messages, and our entry in what a 
 
 
 @dataclass(frozen=True, kw_only=True)
-class LayerSpec(FullAttentionSpec):  # type: ignore[misc]
+class LayerSpec(FullAttentionSpec):
     """Full attention of one layer: specs of two layers never compare equal, so no metadata is shared between them."""
 
     wakesight_layer: str = ""
@@ -72,7 +72,7 @@ class LayerSpec(FullAttentionSpec):  # type: ignore[misc]
         return specs[0]
 
 
-class ShorterManager(FullAttentionManager):  # type: ignore[misc]
+class ShorterManager(FullAttentionManager):
     """Blocks of one attention layer. offsets: per request, by how much it holds less than its logical length."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -160,7 +160,7 @@ def _layer_spec(name: str, spec: Any) -> KVCacheSpec:
     return LayerSpec(**{f.name: getattr(spec, f.name) for f in fields(FullAttentionSpec)}, wakesight_layer=name)
 
 
-class SessionScheduler(Scheduler):  # type: ignore[misc]
+class SessionScheduler(Scheduler):
     """vLLM's scheduler with sessions; requests without our keys run through it as they are."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -180,9 +180,7 @@ class SessionScheduler(Scheduler):  # type: ignore[misc]
         """Let it in, or answer it with the next step."""
         params = request.sampling_params
         try:
-            answer = self.sessions.arrive(
-                request.request_id, params and params.extra_args, request.prompt_token_ids
-            )
+            answer = self.sessions.arrive(request.request_id, params and params.extra_args, request.prompt_token_ids)
         except RequestError as error:
             self.sessions.totals["refused"] += 1
             self._answer(request, {REFUSED: str(error)})
@@ -228,11 +226,9 @@ class SessionScheduler(Scheduler):  # type: ignore[misc]
         return output
 
     def _unstick(self, output: SchedulerOutput) -> None:
-        """A request that cannot begin though nothing runs waits for blocks of sessions: one goes; else it is refused."""
+        """A request that cannot begin though nothing runs waits for sessions' blocks: one goes; else it is refused."""
         blocked = not output.total_num_scheduled_tokens and not self.running and bool(self.waiting)
-        if not blocked:
-            self._stuck = False
-        elif self.sessions.make_room():
+        if not blocked or self.sessions.make_room():
             self._stuck = False
         elif not self._stuck:
             self._stuck = True  # what was just freed counts from the next step on
@@ -387,9 +383,7 @@ def _prepared(stock: Callable[..., Any]) -> Callable[..., Any]:
         worker: Worker | None = getattr(self, OURS, None)
         if worker is not None:
             batch = self.input_batch
-            rows = worker.prepare(
-                batch.req_ids[: batch.num_reqs], num_scheduled_tokens, batch.block_table.block_tables
-            )
+            rows = worker.prepare(batch.req_ids[: batch.num_reqs], num_scheduled_tokens, batch.block_table.block_tables)
             self.wakesight_offsets = batch.block_table.wakesight_offsets = rows
         return stock(self, scheduler_output, num_scheduled_tokens)
 
@@ -475,18 +469,20 @@ PATCHES = (
     Patch(EngineArgs, "create_engine_config", ("self", "usage_context", "headless"), _configured),
     Patch(InputProcessor, "_validate_params", ("self", "params", "supported_tasks"), _validated),
     Patch(
-        OutputProcessor, "process_outputs",
-        ("self", "engine_core_outputs", "engine_core_timestamp", "iteration_stats"), _processed,
+        OutputProcessor,
+        "process_outputs",
+        ("self", "engine_core_outputs", "engine_core_timestamp", "iteration_stats"),
+        _processed,
     ),
     Patch(
-        StatLoggerManager, "record",
-        ("self", "scheduler_stats", "iteration_stats", "mm_cache_stats", "engine_idx"), _recorded,
+        StatLoggerManager,
+        "record",
+        ("self", "scheduler_stats", "iteration_stats", "mm_cache_stats", "engine_idx"),
+        _recorded,
     ),
     Patch(kv_cache_utils, "get_kv_cache_groups", ("vllm_config", "kv_cache_spec"), _one_group_per_layer),
     Patch(MambaManager, "add_local_computed_blocks", LOCAL, _add_recurrent_state),
-    Patch(
-        MultiGroupBlockTable, "compute_slot_mapping", ("self", "num_reqs", "query_start_loc", "positions"), _slots
-    ),
+    Patch(MultiGroupBlockTable, "compute_slot_mapping", ("self", "num_reqs", "query_start_loc", "positions"), _slots),
     Patch(GPUModelRunner, "initialize_kv_cache", ("self", "kv_cache_config", "is_profiling"), _initialized),
     Patch(GPUModelRunner, "execute_model", ("self", "scheduler_output", "intermediate_tensors"), _executed),
     Patch(GPUModelRunner, "sample_tokens", ("self", "grammar_output"), _sampled),
@@ -503,8 +499,10 @@ PATCHES = (
     Patch(Scheduler, "update_from_output", ("self", "scheduler_output", "model_runner_output"), None),
     Patch(Scheduler, "_connector_finished", ("self", "request"), None),
     Patch(
-        Scheduler, "make_stats",
-        ("self", "spec_decoding_stats", "kv_connector_stats", "cudagraph_stats", "perf_stats"), None,
+        Scheduler,
+        "make_stats",
+        ("self", "spec_decoding_stats", "kv_connector_stats", "cudagraph_stats", "perf_stats"),
+        None,
     ),
 )
 _installed = False

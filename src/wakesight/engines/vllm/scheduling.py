@@ -70,7 +70,9 @@ class Scheduling:
         if isinstance(ask, Info):
             return self.info(self.table.get(ask.session), kept=True)
         if prompt is None:
-            raise RequestError("sessions are made of token ids, and this request has embeddings; send text or token ids")
+            raise RequestError(
+                "sessions are made of token ids, and this request has embeddings; send text or token ids"
+            )
         self.admitted[request] = self._admit(ask, prompt)
         return None
 
@@ -233,7 +235,7 @@ class Scheduling:
             else:
                 blocks.append(tuple(own) if parent is None else parent.blocks[group])
         now = self._clock()
-        return Held(session, tokens, counts, tuple(blocks), prefix, now, now, parent and parent.id)
+        return Held(session, tokens, counts, tuple(blocks), prefix, now, now, None if parent is None else parent.id)
 
     def _add(self, held: Held) -> None:
         self.table.add(held)  # may drop others, so before this one's blocks are claimed

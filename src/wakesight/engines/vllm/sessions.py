@@ -67,9 +67,7 @@ class SessionTable:
     ttl: seconds without use after which one goes.
     """
 
-    def __init__(
-        self, release: Callable[[Held], None], clock: Callable[[], float], *, limit: int, ttl: float
-    ) -> None:
+    def __init__(self, release: Callable[[Held], None], clock: Callable[[], float], *, limit: int, ttl: float) -> None:
         self._release, self._clock = release, clock
         self.limit, self.ttl = limit, ttl
         self._held: dict[SessionId, Held] = {}

@@ -113,4 +113,3 @@ class Taps:
             return torch.stack([torch.cat([half, half], dim=-1) for half in halves])
 
         return rotation
-

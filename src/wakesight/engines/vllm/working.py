@@ -160,4 +160,3 @@ class Worker:
         if getattr(method, "needs_artifact", False):
             signals = dataclasses.replace(signals, artifact=self.facts.artifact)
         return signals
-
