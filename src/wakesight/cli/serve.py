@@ -49,7 +49,8 @@ def command(
     settings.check_version(vllm.__version__)
     chosen = {settings.TTL: ttl, settings.SHARE: share, "WAKESIGHT_VLLM_ARTIFACT": artifact}
     environment = {settings.ENABLED: "1", **{name: str(value) for name, value in chosen.items() if value is not None}}
-    words = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", weights_folder(model)]
+    # not `vllm serve`: in the CPU wheel that command looks for a package called vllm and ends
+    words = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", weights_folder(model)]
     words += ["--served-model-name", model, "--host", host, "--port", str(port)]
     words += ["--max-model-len", str(max_model_len)] if max_model_len else []
     words += vllm_flags

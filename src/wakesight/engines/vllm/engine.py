@@ -27,7 +27,6 @@ from wakesight.errors import RequestError, WorkError
 from wakesight.estimator.artifact import Artifact
 from wakesight.models.chat import Frame, chat_frame, encode_plain, plain_frame
 from wakesight.models.families import family_of
-from wakesight.models.load import load_tokenizer, weights_folder
 from wakesight.policy import Policy, need_policy
 
 
@@ -41,6 +40,8 @@ def load(
     `vllm.LLM`. Raises RequestError where vLLM is missing or another version, and for flags that conflict with sessions.
     """
     import importlib.util
+
+    from wakesight.models.load import load_tokenizer, weights_folder
 
     if importlib.util.find_spec("vllm") is None:
         raise RequestError(
@@ -57,7 +58,7 @@ def load(
     on_cpu = device in (None, "cpu") and not torch.cuda.is_available()
     usual = _cpu_dtype(folder) if on_cpu else "auto"
     llm = LLM(folder, dtype=dtype or usual, disable_log_stats=True, **options)
-    return VLLMEngine(name, folder, llm)
+    return VLLMEngine(name, folder, llm, load_tokenizer(folder))
 
 
 def _cpu_dtype(folder: str) -> str:
@@ -73,10 +74,10 @@ class VLLMEngine:
 
     only_whole: str | None = None
 
-    def __init__(self, name: str, folder: str, llm: Any) -> None:
+    def __init__(self, name: str, folder: str, llm: Any, tokenizer: Any) -> None:
         self.name = name
         self._folder, self._llm = folder, llm
-        self.tokenizer = load_tokenizer(folder)
+        self.tokenizer = tokenizer
         scheduler = llm.llm_engine.engine_core.engine_core.scheduler
         self.scheduling = scheduler.sessions
         self.geometry: ModelGeometry = self.scheduling.facts.geometry

@@ -17,7 +17,7 @@ SCHEDULER = "wakesight.engines.vllm.patches.SessionScheduler"
 
 @dataclass(frozen=True)
 class Flag:
-    """An engine argument. fits: values that go with sessions; the first is set where none was given.
+    """An engine argument. fits: values that go with sessions; the first is set where none was given (None).
 
     why: what would go wrong, for the sentence that refuses any other.
     """
@@ -32,9 +32,9 @@ class Flag:
 
 
 FLAGS = (
-    Flag("enable_prefix_caching", (False, None), "its block hashes would describe compacted blocks"),
-    Flag("async_scheduling", (False, None), "the next step would be planned before blocks are returned"),
-    Flag("scheduler_cls", (SCHEDULER, None), "sessions are kept by a scheduler of their own"),
+    Flag("enable_prefix_caching", (False,), "its block hashes would describe compacted blocks"),
+    Flag("async_scheduling", (False,), "the next step would be planned before blocks are returned"),
+    Flag("scheduler_cls", (SCHEDULER,), "sessions are kept by a scheduler of their own"),
     Flag("speculative_config", (None,), "draft tokens would be written into compacted layers"),
     Flag("kv_transfer_config", (None,), "a connector would move blocks whose layers differ in length"),
     Flag("tensor_parallel_size", (1,), "every rank would score other KV heads"),
@@ -43,7 +43,7 @@ FLAGS = (
     Flag("decode_context_parallel_size", (1,), "entries of one layer would lie on several ranks"),
     Flag("prefill_context_parallel_size", (1,), "entries of one layer would lie on several ranks"),
     Flag("kv_cache_dtype", ("auto",), "entries are moved as they are stored, and fp8 comes with scales"),
-    Flag("disable_hybrid_kv_cache_manager", (False, None), "every layer needs a block group of its own"),
+    Flag("disable_hybrid_kv_cache_manager", (False,), "every layer needs a block group of its own"),
     Flag("enable_lora", (False,), "an adapter changes keys and values, and sessions do not know it"),
 )
 
@@ -81,7 +81,7 @@ def prepare(arguments: Any) -> None:
     """Set what sessions need in vLLM's EngineArgs. Raises RequestError for a flag that was set against them."""
     for flag in FLAGS:
         given = getattr(arguments, flag.name, flag.fits[0])
-        if given not in flag.fits:
+        if given is not None and given not in flag.fits:
             raise _conflict(flag, given)
         if given != flag.fits[0]:
             setattr(arguments, flag.name, flag.fits[0])

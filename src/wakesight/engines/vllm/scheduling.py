@@ -22,7 +22,7 @@ from wakesight.engines.vllm.sessions import Held, SessionTable, known_as
 from wakesight.engines.vllm.settings import Settings
 from wakesight.errors import RequestError
 
-logger = logging.getLogger("wakesight.vllm")
+logger = logging.getLogger("vllm.wakesight")  # below vLLM's own, whose handlers print it
 
 REFUSED = "refused"  # in what a request brings back: why it was not done
 

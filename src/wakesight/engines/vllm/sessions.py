@@ -14,6 +14,8 @@ from typing import Any, Protocol
 from wakesight.engines.vllm.keys import SessionId
 from wakesight.errors import RequestError
 
+LOOK = 1.0  # seconds between two looks for sessions whose time is over
+
 
 class Block(Protocol):
     """One block of the engine's pool."""
@@ -73,6 +75,7 @@ class SessionTable:
         self._held: dict[SessionId, Held] = {}
         self._leaving: list[Held] = []  # dropped, still in use
         self._gone: list[SessionId] = []  # dropped since `take_gone`
+        self._looked = float("-inf")
         self.evictions = 0
         self.drops = 0
 
@@ -179,8 +182,11 @@ class SessionTable:
             self._release(held)
 
     def expire(self) -> None:
-        """Drop what was not used for `ttl` seconds."""
+        """Drop what was not used for `ttl` seconds; called with every step, it looks once a second."""
         now = self._clock()
+        if now < self._looked + LOOK:
+            return
+        self._looked = now
         for held in self.all():
             if held.users == 0 and now - held.used > self.ttl:
                 self.drop(held.id)

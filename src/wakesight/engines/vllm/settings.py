@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from wakesight.errors import RequestError
 
 ENABLED, TTL, SHARE = "WAKESIGHT_VLLM", "WAKESIGHT_VLLM_TTL", "WAKESIGHT_VLLM_SHARE"
-VERSIONS = ("0.28.0", "0.32.0")
+VERSIONS = ("0.28.0",)
 
 
 @dataclass(frozen=True)

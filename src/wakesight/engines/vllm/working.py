@@ -7,6 +7,7 @@ does. Called around vLLM's own step by `patches.py`.
 from __future__ import annotations
 
 import dataclasses
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,6 +31,8 @@ from wakesight.errors import RequestError, WakesightError
 from wakesight.policy import Policy
 from wakesight.scores.base import Scorer, for_model, score
 from wakesight.selection.topk import rank, take
+
+logger = logging.getLogger("vllm.wakesight")
 
 
 @dataclass
@@ -108,8 +111,10 @@ class Worker:
         """Copy what is kept into the row's own blocks; a refusal leaves zeros there, and the request will end."""
         try:
             self.result.compacted[request] = self._gather(gather, row, tables)
-        except (WakesightError, RuntimeError) as error:
-            self.result.failed[request] = str(error)
+        except Exception as error:  # whatever a scorer raises ends one request, and not the engine
+            if not isinstance(error, WakesightError):
+                logger.exception("compacting for the request %s failed", request)
+            self.result.failed[request] = str(error) or type(error).__name__
             for layer, count in enumerate(gather.counts):
                 self.pages[layer].zero(self._own_blocks(row, layer, tables), count)
 
