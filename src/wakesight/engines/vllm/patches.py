@@ -26,6 +26,7 @@ from typing import Any
 
 import torch
 from vllm.engine.arg_utils import EngineArgs
+from vllm.exceptions import VLLMClientError
 from vllm.sampling_params import SamplingParams
 from vllm.v1.core import kv_cache_utils
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks
@@ -393,6 +394,10 @@ def _prepared(stock: Callable[..., Any]) -> Callable[..., Any]:
 # --- the front's side
 
 
+class Refused(VLLMClientError, ValueError):
+    """A RequestError in the form that vLLM's server turns into HTTP 400."""
+
+
 def _configured(stock: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(stock)
     def create_engine_config(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -409,7 +414,10 @@ def _validated(stock: Callable[..., Any]) -> Callable[..., Any]:
     def _validate_params(self: Any, params: Any, *args: Any, **kwargs: Any) -> None:
         stock(self, params, *args, **kwargs)
         if isinstance(params, SamplingParams):
-            flags.check_params(keys.read(params.extra_args), params)
+            try:
+                flags.check_params(keys.read(params.extra_args), params)
+            except RequestError as error:
+                raise Refused(str(error)) from error
 
     return _validate_params
 
@@ -422,7 +430,7 @@ def _processed(stock: Callable[..., Any]) -> Callable[..., Any]:
             told = (output.kv_transfer_params or {}).get(OURS) or {}
             state = self.request_states.get(output.request_id)
             if REFUSED in told and state is not None and state.queue is not None:
-                state.queue.put(RequestError(told[REFUSED]))  # raised where the HTTP request is answered
+                state.queue.put(Refused(told[REFUSED]))  # raised where the HTTP request is answered
                 self._finish_request(state)
             else:
                 passed.append(output)
