@@ -113,9 +113,10 @@ def test_the_tokenizer_may_be_the_clients_own(server, engine, whole):
     doc.drop()
 
 
-def test_many_at_once(client, whole):
+def test_many_at_once(client):
     documents = [TEXT[: 200 + 60 * at] for at in range(3)]
-    sessions = [client.prefill(document).fork(keep=0.5) for document in documents]
+    wholes = [client.prefill(document) for document in documents]
+    sessions = [whole.fork(keep=0.5) for whole in wholes]
     alone = {(at, q): sessions[at].ask(q, max_new_tokens=12).text for at in range(3) for q in QUESTIONS}
 
     def streamed(key):
@@ -123,7 +124,7 @@ def test_many_at_once(client, whole):
 
     with concurrent.futures.ThreadPoolExecutor(9) as pool:
         assert dict(pool.map(streamed, alone)) == alone
-    for session in sessions:
+    for session in wholes + sessions:
         session.drop()
 
 
