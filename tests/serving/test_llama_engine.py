@@ -66,6 +66,7 @@ def test_a_session_that_was_never_compacted_answers_as_the_stock_engine(vllm, wh
         ("knorm", "pyramid"),
         ("snapkv", "flat"),
         ("snapkv:window=16,kernel=5", "10,40,100"),
+        ("knorm", "0,40,295"),
         ("expected_attention", "flat"),
     ],
 )

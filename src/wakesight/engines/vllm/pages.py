@@ -48,6 +48,8 @@ class Pages:
     def write(self, blocks: np.ndarray, keys: Tensor, values: Tensor) -> None:
         """Put keys and values [kv_head, entry, dim] into the first slots of `blocks`, which are the kernel's own."""
         storage, count = self._storage, keys.shape[1]
+        if count == 0:  # a layer may keep nothing
+            return
         slots = storage.shape[2]
         inside = torch.arange(slots, device=keys.device)
         rows = torch.from_numpy(blocks).to(keys.device, torch.long)

@@ -219,7 +219,7 @@ class SessionScheduler(Scheduler):
         """One step, with our word for the worker."""
         self.sessions.table.expire()
         output = super().schedule(*args, **kwargs)
-        resumed = getattr(output.scheduled_cached_reqs, "resumed_req_ids", ())
+        resumed = output.scheduled_cached_reqs.resumed_req_ids
         step = self.sessions.step([*(new.req_id for new in output.scheduled_new_reqs), *resumed])
         if step:
             setattr(output, OURS, step)
