@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 
 import pytest
@@ -235,6 +236,16 @@ def test_a_session_dropped_under_a_running_request_stays_until_it_ends(vllm, who
     assert "no session" in vllm.told(PROMPT, ws_attach=child)["refused"]
 
 
+def test_a_parent_dropped_before_its_fork_begins_is_still_forked(vllm, parent):
+    (wanted,) = vllm.ask(PROMPT, ws_fork=parent, ws_child="8" * 32, ws_keep=0.2)
+    fork = vllm.add(PROMPT, ws_fork=parent, ws_child="9" * 32, ws_keep=0.2)
+    vllm.add([1], 1, ws_drop=parent)
+
+    outputs = vllm.run()
+
+    assert tokens_of(outputs[fork]) == tokens_of(wanted)
+
+
 def test_preempted_requests_of_every_kind_answer_as_if_alone(vllm, parent):
     """The pool holds parent, children and two long answers, not six: vLLM preempts, and begins again."""
     child, _ = vllm.fork(parent, PROMPT, ws_scorer="random", ws_keep=0.2)
@@ -286,7 +297,7 @@ def test_sessions_expire(vllm, parent):
         vllm.sessions.table._clock = clock
 
 
-OPERATIONS = 100
+OPERATIONS = int(os.environ.get("WAKESIGHT_OPERATIONS", "100"))  # 1000 were run once
 
 
 def test_random_operations_lose_no_block_and_every_answer_is_right(vllm):

@@ -97,11 +97,15 @@ def test_a_dropped_session_keeps_its_blocks_while_it_is_used():
     world.table.drop("a")
     assert "a" not in world.table
     assert world.table.blocks == 2
+    assert world.table.take_gone() == ()
+    with pytest.raises(RequestError, match="still in use"):
+        world.add("a", 3)
     world.table.leave(held)
     assert world.released == []
     world.table.leave(held)
 
     assert world.released == [held]
+    assert world.table.take_gone() == ("a",)
     assert world.table.blocks == 0
 
 

@@ -74,7 +74,7 @@ class SessionTable:
         self.limit, self.ttl = limit, ttl
         self._held: dict[SessionId, Held] = {}
         self._leaving: list[Held] = []  # dropped, still in use
-        self._gone: list[SessionId] = []  # dropped since `take_gone`
+        self._gone: list[SessionId] = []  # let go since `take_gone`
         self._looked = float("-inf")
         self.evictions = 0
         self.drops = 0
@@ -118,6 +118,10 @@ class SessionTable:
 
     def check_new(self, session: SessionId) -> None:
         """Raise RequestError if that id is taken."""
+        if any(held.id == session for held in self._leaving):
+            raise RequestError(
+                f"the session {known_as(session)} was dropped and is still in use; wait, or take a new id"
+            )
         if session in self._held:
             raise RequestError(f"the session {known_as(session)} exists already; drop it first, or take a new id")
 
@@ -161,13 +165,12 @@ class SessionTable:
         """Forget a session; its blocks go back when the last request on it ends. RequestError if there is none."""
         held = self.get(session)
         del self._held[session]
-        self._gone.append(session)
         self.drops += 1
         held.dropped = True
         if held.users:
             self._leaving.append(held)
         else:
-            self._release(held)
+            self._let_go(held)
 
     def enter(self, held: Held) -> None:
         """One more request runs on it."""
@@ -179,7 +182,11 @@ class SessionTable:
         held.used = self._clock()
         if held.dropped and held.users == 0:
             self._leaving.remove(held)
-            self._release(held)
+            self._let_go(held)
+
+    def _let_go(self, held: Held) -> None:
+        self._gone.append(held.id)
+        self._release(held)
 
     def expire(self) -> None:
         """Drop what was not used for `ttl` seconds; called with every step, it looks once a second."""
@@ -201,7 +208,7 @@ class SessionTable:
         return False
 
     def take_gone(self) -> tuple[SessionId, ...]:
-        """Ids dropped since the last call: whoever holds something of theirs must let go."""
+        """Ids dropped, and used by nobody any more, since the last call: whoever holds something of theirs lets go."""
         gone, self._gone = tuple(self._gone), []
         return gone
 
