@@ -277,7 +277,8 @@ class VLLMSession:
         return SessionStats(
             logical_length=len(self.tokens), physical_lengths=entries, kept_entries=entries, kv_bytes_full=full,
             kv_bytes_kept=kept, kv_bytes_slack=kept - held, kv_bytes_freed=full - kept,
-            state_bytes=len(facts.recurrent) * facts.block_bytes, sketch_bytes=0, reservoir_bytes=0,
+            state_bytes=len(facts.recurrent) * facts.block_bytes, sketch_bytes=0, staging_bytes=0,
+            reservoir_bytes=0,
             prefill_s=self._prefill_s, score_s=self._told.get("score_s", 0.0),
             compact_s=self._told.get("gather_s", 0.0),
         )  # fmt: skip
