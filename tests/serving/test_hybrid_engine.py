@@ -88,7 +88,7 @@ def test_children_answer_as_the_same_entries_do_on_transformers(vllm, contexts, 
                 )
                 kept = vllm.kept(child)
                 assert kept.counts == theirs.kept.counts
-                assert overlap(kept, theirs.kept) > 0.97
+                assert overlap(kept, theirs.kept) > 0.95  # bfloat16 gates against float32 ones
             (output,) = vllm.ask([*whole.tokens, *ids], max_tokens=8, ws_attach=child)
             assert distance(whole, kept, ids, output) < DRIFT * drift + 0.01
             reference = whole.engine.generate([replayed(whole, kept)], [ids], 8)[0]
