@@ -347,13 +347,7 @@ class Session:
 
     def question_ids(self, text: str | Sequence[int]) -> list[int]:
         """Ids that ask `text` behind this context; ids are taken as they are."""
-        given = text_or_ids(text, "the question")
-        if not isinstance(given, str):
-            return given
-        if not given.strip():
-            raise RequestError("the question is empty; type one after --question")
-        frame = self.frame
-        return [*self.engine.encode(frame.separator + given), *frame.tail]
+        return self.frame.question_ids(text, self.engine.encode)
 
     @contextlib.contextmanager
     def exclusively(self) -> Iterator[None]:

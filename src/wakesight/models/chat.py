@@ -9,10 +9,11 @@ tokens inside a document stay text, and no template can trim or escape what the 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from wakesight.arguments import check_text
+from wakesight.arguments import check_text, text_or_ids
 from wakesight.errors import RequestError
 from wakesight.models.words import check_words
 
@@ -32,6 +33,15 @@ class Frame:
     def prefix(self) -> int:
         """prot = min(256, tokens before the context). Source: GateSight, protected prefix."""
         return min(PROTECT_LIMIT, len(self.head))
+
+    def question_ids(self, text: str | Sequence[int], encode: Callable[[str], list[int]]) -> list[int]:
+        """Ids that ask `text` behind the context; ids are taken as they are. Raises RequestError for an empty text."""
+        given = text_or_ids(text, "the question")
+        if not isinstance(given, str):
+            return given
+        if not given.strip():
+            raise RequestError("the question is empty; type one after --question")
+        return [*encode(self.separator + given), *self.tail]
 
 
 def chat_frame(tokenizer: Any, instruction: str | None) -> Frame:

@@ -255,12 +255,7 @@ class VLLMSession:
 
     def question_ids(self, text: str | Sequence[int]) -> list[int]:
         """Ids that ask `text` behind this context; ids are taken as they are."""
-        given = text_or_ids(text, "the question")
-        if not isinstance(given, str):
-            return given
-        if not given.strip():
-            raise RequestError("the question is empty; type one after --question")
-        return [*self.engine.encode(self.frame.separator + given), *self.frame.tail]
+        return self.frame.question_ids(text, self.engine.encode)
 
     def logits(self, tokens: Sequence[int]) -> Any:
         """Refused: RequestError."""
